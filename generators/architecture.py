@@ -116,7 +116,7 @@ class ImageEmbedding(nn.Module):
 
 
 class WordEmbedding(nn.Module):
-    """Token ids [B, T] to frozen word vectors plus positions, [B, T, D]. Nothing here is trained or in the state_dict."""
+    """Token ids [B, T] to frozen word vectors plus positions, [B, T, D]. Nothing in it is trained or saved."""
 
     word_vectors: Tensor
     pos_embedding: Tensor
@@ -143,7 +143,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """x [B, T, D]; `valid` [B, T] is False at padding, which no token attends to. Returns [B, T, D]."""
         q, k, v = (split_heads(linear(x)) for linear in (self.queries, self.keys, self.values))
-        scores = q @ k.transpose(-1, -2) / math.sqrt(HEAD_WIDTH)
+        scores = (q / math.sqrt(HEAD_WIDTH)) @ k.transpose(-1, -2)
         if valid is not None:
             scores = scores.masked_fill(~valid[:, None, None, :], -torch.inf)
         heads = torch.softmax(scores, dim=-1) @ v
@@ -225,7 +225,7 @@ class SmallTransformer(nn.Module):
         for i, block in enumerate(self.encoder):
             x = block(x, valid, drops[1 + 2 * i], drops[2 + 2 * i])
         x = normalise(x)
-        if valid is None:
+        if lengths is None or valid is None:
             return self.classifier(x.mean(dim=1))
         return self.classifier((x * valid[..., None]).sum(dim=1) / lengths[:, None])
 

@@ -10,6 +10,7 @@ Dimensions: R run, B sample of a batch, P parameter (order of the tensor table),
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from generators.tasks.data import Split, TaskData
@@ -21,11 +22,13 @@ class Batch:
 
     indices: int64 [B], rows of the training split.
     crops: int64 [B, 2], offsets of `generators.tasks.data.crop` (MNIST), or None.
+    dropout: rate, in [0, 1); a population has one.
     dropout_key: key of the step's dropout numbers (`generators.streams.dropout_numbers`).
     """
 
     indices: Tensor
     crops: Tensor | None
+    dropout: float
     dropout_key: int
 
 
@@ -50,14 +53,12 @@ class Engine(Protocol):
     name: str
     """"torch" or "fused"; recorded with everything that the engine makes."""
     data: TaskData
+    """The data that it was made for, on its device."""
+    device: torch.device
+    dtype: torch.dtype
 
-    def train_step(self, weights: Tensor, batch: Batch, dropout: Tensor) -> StepResult:
-        """Return loss and gradient of every run on one batch.
-
-        Args:
-            weights: [R, P].
-            dropout: float64 [R] on the CPU, each run's rate.
-        """
+    def train_step(self, weights: Tensor, batch: Batch) -> StepResult:
+        """Return loss and gradient of every run on one batch; weights [R, P]."""
         ...
 
     def logits(self, weights: Tensor, split: Split) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a task gives to training: train and test tensors, on the device as integers, and how they become model inputs."""
+"""What a task gives to training: train and test tensors, on the device as integers; and how they become inputs."""
 
 import dataclasses
 import hashlib
@@ -82,7 +82,7 @@ class TaskData:
         for name, tensor in tensors.items():
             if tensor is not None:
                 sha.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-                sha.update(tensor.cpu().contiguous().numpy())
+                sha.update(tensor.cpu().contiguous().numpy().data)
         return sha.hexdigest()[:16]
 
 
@@ -91,7 +91,7 @@ def crop(images: Tensor, offsets: Tensor) -> Tensor:
 
     Args:
         images: uint8 [B, 28, 28].
-        offsets: int64 [B, 2], row and column of the window in the padded image, each 0 to 4; 2 leaves an image as it is.
+        offsets: int64 [B, 2], row and column of the window in the padded image, 0 to 4; 2 leaves an image as it is.
     """
     padded = F.pad(images, [CROP_PADDING] * 4)
     window = torch.arange(IMAGE, device=images.device)

