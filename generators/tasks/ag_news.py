@@ -1,0 +1,288 @@
+"""AG News: four classes of news texts (World, Sports, Business, Sci/Tech), 120,000 for training and 7,600 for test
+(Zhang, Zhao, LeCun, NeurIPS 2015).
+
+A text is its description, split at white space, case kept; the files write line breaks as backslashes, which stay as
+they are. Texts keep their source's order, so that the first f * N of them are the training fraction f.
+
+Dimensions: N text, T token (padded to `max_tokens`), V row of the embedding.
+"""
+
+import csv
+import gzip
+import hashlib
+import importlib.metadata
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from generators.architecture import CLASSES, WIDTH
+from generators.errors import InputError
+from generators.tasks.data import Split, TaskData
+from generators.tasks.word2vec import ALGORITHMS, WordVectors, corpus_vectors, pretrained_vectors
+
+CORPUS = "corpus"
+SOURCES = ("auto", "csv", "hub")
+ORIGINAL_COLUMNS = ("Class Index", "Title", "Description")
+COLUMN_SYNONYMS = {"description": ("description", "content"), "label": ("label", "class index")}
+Row = tuple[list[str], int]
+
+
+@dataclass(frozen=True)
+class AGNewsSource:
+    """Where AG News and its word vectors come from: the keys under `data:` of an AG News configuration.
+
+    Raises InputError, naming the key, for a value outside its range.
+    """
+
+    source: str = "auto"
+    """"csv" (files in the data folder), "hub" (a dataset repository), or "auto": csv where a data folder is given."""
+    hub_dataset: str = "sh0416/ag_news"
+    """Repository that the datasets library loads, with splits train and test."""
+    hub_revision: str | None = None
+    """Commit, tag or branch of the repository; its newest commit if not given."""
+    text_column: str = "description"
+    """Column of the text. In CSV files, description is also known as content."""
+    label_column: str = "label"
+    """Column of the label. In CSV files, label is also known as Class Index."""
+    first_label: int = 1
+    """Label of the class World: 1 in the original files and in sh0416/ag_news, 0 in some copies."""
+    max_tokens: int = 64
+    """Tokens behind this many are cut off."""
+    train_limit: int | None = None
+    """Only the first so many training texts; all if not given."""
+    test_limit: int | None = None
+    """Only the first so many test texts; all if not given."""
+    vectors: str = "word2vec-google-news-300"
+    """A model of gensim.downloader or a file of word vectors (word2vec's binary or text form, or gensim's KeyedVectors),
+    reduced to 32 dimensions by PCA; or "corpus": Word2Vec trained on the training texts."""
+    vector_algorithm: str = "skip-gram"
+    """With vectors: corpus, "skip-gram" or "cbow"."""
+    vector_epochs: int = 20
+    """With vectors: corpus, passes over the training texts."""
+    vector_min_count: int = 2
+    """With vectors: corpus, rarer words are unknown."""
+    vector_window: int = 5
+    """With vectors: corpus, the farthest distance of a predicted word, in tokens."""
+    vector_seed: int = 3
+    """With vectors: corpus, seed of gensim's Word2Vec."""
+
+    def __post_init__(self) -> None:
+        for name in ("hub_dataset", "text_column", "label_column", "vectors"):
+            self._require(name, _is_text(getattr(self, name)), "a name")
+        for name in ("max_tokens", "vector_epochs", "vector_min_count", "vector_window"):
+            self._require(name, _is_whole(getattr(self, name), 1), "a whole number of 1 or more")
+        for name in ("train_limit", "test_limit"):
+            value = getattr(self, name)
+            self._require(name, value is None or _is_whole(value, 1), "a whole number of 1 or more, or nothing")
+        self._require("hub_revision", self.hub_revision is None or _is_text(self.hub_revision), "a name, or nothing")
+        self._require("source", self.source in SOURCES, f"one of {', '.join(SOURCES)}")
+        self._require("vector_algorithm", self.vector_algorithm in ALGORITHMS, f"one of {', '.join(ALGORITHMS)}")
+        self._require("first_label", _is_whole(self.first_label, 0), "a whole number, 0 or 1")
+        self._require("vector_seed", _is_whole(self.vector_seed, 0), "a whole number of 0 or more")
+
+    def _require(self, name: str, fulfilled: bool, expected: str) -> None:
+        if not fulfilled:
+            raise InputError(f"data.{name}: found {getattr(self, name)!r}, expected {expected}")
+
+
+def load_ag_news(source: AGNewsSource, data_dir: Path | None = None) -> TaskData:
+    """Return AG News with token ids int32 [N, T], lengths, and the frozen embedding float32 [V, 32].
+
+    Row 0 of the embedding is zero; it stands for padding and for every word without a vector. Rows 1 to V - 1 are the
+    words of the loaded texts that have one, in order of appearance. A text without tokens counts as one unknown word.
+
+    Args:
+        source: where texts and word vectors come from.
+        data_dir: folder with train*.csv[.gz] and test*.csv[.gz]; not needed for the Hub.
+
+    Raises:
+        InputError: a file, a row, a column or the word vectors cannot be used, or the Hub cannot be reached.
+    """
+    if data_dir is not None and source.source != "hub":
+        rows, origin = _open_csv(source, data_dir)
+    elif source.source == "csv":
+        raise InputError(
+            "data.dir: not given, expected a folder with train*.csv and test*.csv for source 'csv'; use --data-dir, "
+            "or data.source: hub"
+        )
+    else:
+        rows, origin = _open_hub(source)
+    train_texts, train_labels = _take(rows["train"], source.train_limit, "train")
+    test_texts, test_labels = _take(rows["test"], source.test_limit, "test")
+    shortened = [text[: source.max_tokens] for text in chain(train_texts, test_texts)]
+    vectors = _word_vectors(source, train_texts, list(dict.fromkeys(chain.from_iterable(shortened))))
+    embedding = np.concatenate([np.zeros((1, WIDTH), np.float32), vectors.matrix])
+    row_of = {word: row for row, word in enumerate(vectors.words, start=1)}
+    train = _encode(shortened[: len(train_texts)], train_labels, row_of, source.max_tokens)
+    test = _encode(shortened[len(train_texts) :], test_labels, row_of, source.max_tokens)
+    origin |= {
+        "tokens": f"{source.text_column}, split at white space, case kept",
+        "texts": {"train": len(train), "test": len(test)},
+        "max_tokens": source.max_tokens,
+        "cut_texts": {
+            "train": _share_cut(train_texts, source.max_tokens),
+            "test": _share_cut(test_texts, source.max_tokens),
+        },
+        "unknown_tokens": {"train": _share_unknown(train), "test": _share_unknown(test)},
+        "vocabulary": len(vectors.words),
+        "word_vectors": vectors.origin,
+        "libraries": {name: importlib.metadata.version(name) for name in ("datasets", "gensim", "numpy")},
+    }
+    return TaskData("ag_news", train, test, torch.from_numpy(embedding), vectors.words, origin)
+
+
+def _word_vectors(source: AGNewsSource, texts: Sequence[Sequence[str]], words: Sequence[str]) -> WordVectors:
+    if source.vectors != CORPUS:
+        return pretrained_vectors(source.vectors, words)
+    return corpus_vectors(
+        texts,
+        words,
+        epochs=source.vector_epochs,
+        min_count=source.vector_min_count,
+        window=source.vector_window,
+        algorithm=source.vector_algorithm,
+        seed=source.vector_seed,
+    )
+
+
+def _take(rows: Iterable[Row], limit: int | None, split: str) -> tuple[list[list[str]], list[int]]:
+    """Return the tokens and the labels of the first `limit` rows."""
+    taken = list(islice(rows, limit))
+    if not taken:
+        raise InputError(f"AG News: found no text in the {split} split, expected at least one")
+    return [text for text, _ in taken], [label for _, label in taken]
+
+
+def _encode(texts: Sequence[Sequence[str]], labels: Sequence[int], row_of: dict[str, int], max_tokens: int) -> Split:
+    ids = np.zeros((len(texts), max_tokens), np.int32)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = [row_of.get(word, 0) for word in text]
+    lengths = torch.tensor([max(1, len(text)) for text in texts])
+    return Split(torch.from_numpy(ids), torch.tensor(labels), lengths)
+
+
+def _share_cut(texts: Sequence[Sequence[str]], max_tokens: int) -> float:
+    return sum(len(text) > max_tokens for text in texts) / len(texts)
+
+
+def _share_unknown(split: Split) -> float:
+    """Share of tokens that have no vector; ids are 0 there, as they are in the padding."""
+    tokens = int(split.lengths.sum())  # type: ignore[union-attr]
+    return (tokens - int((split.inputs > 0).sum())) / tokens
+
+
+def _label(value: Any, first_label: int, where: str) -> int:
+    """Return 0 to 3."""
+    last = first_label + CLASSES["ag_news"] - 1
+    if not (isinstance(value, int) or value.strip().isdigit()) or not first_label <= int(value) <= last:
+        raise InputError(
+            f"{where}: found label {value!r}, expected {first_label} to {last} (data.first_label is {first_label})"
+        )
+    return int(value) - first_label
+
+
+def _open_csv(source: AGNewsSource, data_dir: Path) -> tuple[dict[str, Iterator[Row]], dict[str, Any]]:
+    files = {split: _find_csv(data_dir, split) for split in ("train", "test")}
+    origin: dict[str, Any] = {"source": "csv", "files_sha256": {}}
+    for file in files.values():
+        with file.open("rb") as stream:
+            origin["files_sha256"][file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {split: _csv_rows(file, source) for split, file in files.items()}, origin
+
+
+def _find_csv(data_dir: Path, split: str) -> Path:
+    found = sorted(path for ending in ("csv", "csv.gz") for path in data_dir.glob(f"{split}*.{ending}"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise InputError(f"{data_dir}: found {names}, expected one file {split}*.csv or {split}*.csv.gz")
+    return found[0]
+
+
+def _csv_rows(path: Path, source: AGNewsSource) -> Iterator[Row]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            first = next(reader, [])
+            headless = bool(first) and first[0].strip().isdigit()
+            columns = ORIGINAL_COLUMNS if headless else tuple(first)
+            label_at = _find_column(columns, source.label_column, path)
+            text_at = _find_column(columns, source.text_column, path)
+            for row in chain([first] if headless else [], reader):
+                where = f"{path}: line {reader.line_num}"
+                if len(row) != len(columns):
+                    raise InputError(
+                        f"{where}: found {len(row)} columns, expected {len(columns)} ({', '.join(columns)})"
+                    )
+                yield row[text_at].split(), _label(row[label_at], source.first_label, where)
+        except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"{path}: after line {reader.line_num}: cannot be read as CSV in UTF-8 ({error}); get the file anew"
+            ) from error
+
+
+def _find_column(columns: Sequence[str], name: str, path: Path) -> int:
+    """Return the position of a column; upper and lower case are the same."""
+    names = [column.strip().casefold() for column in columns]
+    for candidate in COLUMN_SYNONYMS.get(name, (name.casefold(),)):
+        if candidate in names:
+            return names.index(candidate)
+    raise InputError(
+        f"{path}: found columns {', '.join(columns) or 'none'}, expected one named {name}; "
+        "set data.text_column and data.label_column, or take the original files (Class Index, Title, Description)"
+    )
+
+
+def _open_hub(source: AGNewsSource) -> tuple[dict[str, Iterator[Row]], dict[str, Any]]:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        dataset = load_dataset(source.hub_dataset, revision=source.hub_revision)
+    except (OSError, ValueError, DatasetsError) as error:
+        raise InputError(
+            f"data.hub_dataset: could not load {source.hub_dataset} ({' '.join(str(error).split())}); go online, "
+            "or use --data-dir with a folder of train*.csv and test*.csv and data.source: csv"
+        ) from error
+    for split in ("train", "test"):
+        if split not in dataset:
+            raise InputError(f"{source.hub_dataset}: found splits {', '.join(dataset)}, expected train and test")
+    for key in ("text_column", "label_column"):
+        columns = dataset["train"].column_names
+        if getattr(source, key) not in columns:
+            raise InputError(
+                f"data.{key}: found {getattr(source, key)!r}, expected a column of {source.hub_dataset}: "
+                f"{', '.join(columns)}"
+            )
+    origin = {
+        "source": "hub",
+        "dataset": source.hub_dataset,
+        "revision": source.hub_revision,
+        # Their addresses name the commit that was read.
+        "files": sorted(dataset["train"].info.download_checksums or {}),
+    }
+    return {split: _hub_rows(dataset[split], split, source) for split in ("train", "test")}, origin
+
+
+def _hub_rows(split: Any, name: str, source: AGNewsSource) -> Iterator[Row]:
+    columns = split.select_columns([source.text_column, source.label_column])
+    for number, row in enumerate(columns):
+        where = f"{source.hub_dataset}: row {number} of {name}"
+        text = row[source.text_column]
+        if not isinstance(text, str):
+            raise InputError(f"{where}: found {text!r} in column {source.text_column}, expected a text")
+        yield text.split(), _label(row[source.label_column], source.first_label, where)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
