@@ -39,8 +39,8 @@ def random_bits(key: int, count: int) -> np.ndarray:
 
 
 def uniform(key: int, count: int) -> np.ndarray:
-    """Return float64 [count], uniform on the open interval (0, 1), 53 bits each."""
-    return ((random_bits(key, count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    """Return float64 [count], uniform on the open interval (0, 1), 52 bits each (a 53rd would round up to 1)."""
+    return ((random_bits(key, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def permutation(key: int, count: int) -> np.ndarray:
@@ -80,8 +80,8 @@ def dropout_numbers(
 
 def dropout_threshold(rate: float) -> int:
     """Return t such that a unit is dropped where its 16-bit number is below t; the kept ones are scaled by
-    65536 / (65536 - t)."""
-    return round(rate * DROPOUT_LEVELS)
+    65536 / (65536 - t). A rate below 1 never drops everything: t is at most 65535."""
+    return min(round(rate * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
 
 
 def _int32(bits: int) -> int:
