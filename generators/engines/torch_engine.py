@@ -52,7 +52,6 @@ class TorchEngine:
         self._chunk = runs_at_once or (CPU_RUNS_AT_ONCE if on_cpu else None)
         self._evaluation_batch = EVALUATION_BATCH if on_cpu else 2000
         self._gradients = vmap(grad_and_value(self._loss, has_aux=True), (0, None, None, None, None))
-
         self._forward = vmap(self._logits, (0, None, None, None))
 
     def train_step(self, weights: Tensor, batch: Batch) -> StepResult:
@@ -76,7 +75,7 @@ class TorchEngine:
         numbers = dropout_numbers(batch.dropout_key, samples, DROPOUT_SITES, tokens, WIDTH, longest, self.device)
         threshold = dropout_threshold(batch.dropout)
         kept_scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - threshold)
-        return list(((numbers >= threshold) * kept_scale).to(self.dtype))
+        return list((numbers >= threshold).to(self.dtype) * kept_scale)
 
     def logits(self, weights: Tensor, split: Split) -> Tensor:
         return torch.cat(list(self._logit_batches(weights, split.to(self.device))), dim=1)
@@ -91,6 +90,8 @@ class TorchEngine:
             start += logits.shape[1]
             chosen = labels.expand(logits.shape[:2])[..., None]
             loss -= torch.log_softmax(logits.double(), dim=-1).gather(-1, chosen)[..., 0].sum(dim=1)
+            # The softmax alone would forgive -inf for a class that is not the right one.
+            loss[~torch.isfinite(logits).flatten(1).all(dim=1)] = torch.nan
             correct += (logits.argmax(dim=-1) == labels).sum(dim=1)
         return Evaluation(loss / len(split), correct.double() / len(split))
 
