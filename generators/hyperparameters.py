@@ -20,7 +20,8 @@ INITIALISATIONS = ("per_run", "shared")
 class Hyperparameters:
     """Everything that decides the trained weights of one run, up to float rounding.
 
-    Whole numbers given for float fields become floats, so that equal settings have one canonical form and one run_id.
+    Whole numbers given for float fields become floats and -0.0 becomes 0.0, so that equal settings have one canonical
+    form and one run_id.
     Raises InputError, naming the field, for a value outside its range.
     """
 
@@ -60,8 +61,8 @@ class Hyperparameters:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type is float and type(value) is int:
-                object.__setattr__(self, field.name, float(value))
+            if field.type is float and type(value) in (int, float):
+                object.__setattr__(self, field.name, value + 0.0)  # -0.0 becomes 0.0
             elif type(value) is not field.type:
                 self._refuse(field.name, f"a value of type {field.type.__name__}")  # type: ignore[union-attr]
         self._require("task", self.task in CLASSES, f"one of {', '.join(CLASSES)}")
