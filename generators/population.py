@@ -19,7 +19,7 @@ from generators.hyperparameters import Hyperparameters
 from generators.initialisation import initial_weights
 from generators.optimizers import Optimizer, make_optimizer
 from generators.schedules import learning_rate
-from generators.streams import integers, permutation, stream_key
+from generators.streams import STREAM_VERSION, integers, permutation, stream_key
 from generators.tasks.data import CROP_PADDING, Split, TaskData
 
 METRICS = (
@@ -75,7 +75,9 @@ class PopulationState:
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
             if rest:
-                groups[group][rest] = tensor.clone() if group != "optimizer" else tensor.to(device, copy=True)
+                # A step count stays on the CPU, where reading it does not wait for the device.
+                on_device = group == "optimizer" and tensor.dim() > 0
+                groups[group][rest] = tensor.to(device, copy=True) if on_device else tensor.clone()
             elif name != "epoch":
                 plain[name] = tensor.to(device, copy=True)
         return cls(epoch=int(tensors["epoch"]), **plain, **groups)  # type: ignore[arg-type]
@@ -106,7 +108,8 @@ def train_population(
         state: where to start again; then the first yield is the epoch after it.
 
     Raises:
-        InputError: the runs do not form a population, or the training data has less than one batch.
+        InputError: the runs do not form a population or have other streams than this version's, or the training data
+            has less than one batch.
     """
     recipe = _common_recipe(runs)
     train, validation = split_training_data(recipe, engine.data)
@@ -246,4 +249,9 @@ def _common_recipe(runs: Sequence[Hyperparameters]) -> Hyperparameters:
         others = {getattr(run, name) for run in runs} - {value}
         if name not in PER_RUN_FIELDS and others:
             raise InputError(f"{name}: found {value!r} and {others.pop()!r}, expected one value in a population")
+    if first.stream_version != STREAM_VERSION:
+        raise InputError(
+            f"stream_version: found {first.stream_version}, expected {STREAM_VERSION}; "
+            f"use the version of this package that these runs were planned with"
+        )
     return first
