@@ -59,8 +59,8 @@ class AGNewsSource:
     test_limit: int | None = None
     """Only the first so many test texts; all if not given."""
     vectors: str = "word2vec-google-news-300"
-    """A model of gensim.downloader or a file of word vectors (word2vec's binary or text form, or gensim's KeyedVectors),
-    reduced to 32 dimensions by PCA; or "corpus": Word2Vec trained on the training texts."""
+    """A model of gensim.downloader or a file of word vectors (word2vec's binary or text form, or gensim's
+    KeyedVectors), reduced to 32 dimensions by PCA; or "corpus": Word2Vec trained on the training texts."""
     vector_algorithm: str = "skip-gram"
     """With vectors: corpus, "skip-gram" or "cbow"."""
     vector_epochs: int = 20
@@ -240,11 +240,13 @@ def _find_column(columns: Sequence[str], name: str, path: Path) -> int:
 
 
 def _open_hub(source: AGNewsSource) -> tuple[dict[str, Iterator[Row]], dict[str, Any]]:
-    from datasets import load_dataset
+    from datasets import load_dataset_builder
     from datasets.exceptions import DatasetsError
 
     try:
-        dataset = load_dataset(source.hub_dataset, revision=source.hub_revision)
+        builder = load_dataset_builder(source.hub_dataset, revision=source.hub_revision)
+        builder.download_and_prepare()
+        dataset = builder.as_dataset()
     except (OSError, ValueError, DatasetsError) as error:
         raise InputError(
             f"data.hub_dataset: could not load {source.hub_dataset} ({' '.join(str(error).split())}); go online, "
@@ -260,13 +262,8 @@ def _open_hub(source: AGNewsSource) -> tuple[dict[str, Iterator[Row]], dict[str,
                 f"data.{key}: found {getattr(source, key)!r}, expected a column of {source.hub_dataset}: "
                 f"{', '.join(columns)}"
             )
-    origin = {
-        "source": "hub",
-        "dataset": source.hub_dataset,
-        "revision": source.hub_revision,
-        # Their addresses name the commit that was read.
-        "files": sorted(dataset["train"].info.download_checksums or {}),
-    }
+    # For a repository the builder's hash is the commit that was read.
+    origin = {"source": "hub", "dataset": source.hub_dataset, "commit": builder.hash}
     return {split: _hub_rows(dataset[split], split, source) for split in ("train", "test")}, origin
 
 
