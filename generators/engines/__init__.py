@@ -1,0 +1,48 @@
+"""Engines: the same arithmetic by different means. `make_engine` chooses one by name."""
+
+import logging
+
+import torch
+
+from generators.engines.base import Engine
+from generators.engines.fused.build import FusedUnavailableError
+from generators.engines.fused_engine import FusedEngine
+from generators.engines.torch_engine import TorchEngine
+from generators.errors import InputError
+from generators.tasks.data import TaskData
+
+ENGINES = ("auto", "torch", "fused")
+_log = logging.getLogger(__name__)
+
+
+def make_engine(
+    name: str,
+    data: TaskData,
+    device: torch.device | str = "cpu",
+    threads: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> Engine:
+    """Return the engine called `name` for a task's data.
+
+    Args:
+        name: "torch", "fused", or "auto": fused where it serves (CPU, float32) and can be built, with one line of
+            warning where it cannot; torch otherwise.
+        threads: of the fused engine; torch has its own setting.
+
+    Raises:
+        InputError: an unknown name, or "fused" where it does not serve or cannot be built.
+    """
+    if name not in ENGINES:
+        raise InputError(f"engine: found {name!r}, expected one of {', '.join(ENGINES)}")
+    served = torch.device(device).type == "cpu" and dtype == torch.float32
+    if name == "fused" and not served:
+        raise InputError(f"engine: fused serves float32 on the CPU, found {dtype} on {device}; use torch or auto")
+    if name == "torch" or not served:
+        return TorchEngine(data, device, dtype)
+    try:
+        return FusedEngine(data.to("cpu"), threads)
+    except FusedUnavailableError as error:
+        if name == "fused":
+            raise InputError(f"engine: fused is not available: {error}; torch and auto work, 5 times slower") from error
+        _log.warning("fused engine not available, using torch (about 5 times slower): %s", error)
+        return TorchEngine(data, device, dtype)

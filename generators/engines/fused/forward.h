@@ -1,0 +1,196 @@
+// The forward stages of one sample, in the order of the data. TRAINING adds dropout.
+#pragma once
+#include "embedding.h"
+
+namespace fused {
+
+template <class Task>
+void ForwardWeights<Task>::prepare(const Parameters<Task>& weights, const float* positions) {
+  FUSED_STAGE("prepare weights");
+  // [out][in] to columns `to` of [in][row_step]
+  const auto transpose = [](const float* from, int out, int in, float* to, int row_step, float factor = 1.0f) {
+    for (int i = 0; i < in; i++)
+      for (int o = 0; o < out; o++) to[i * row_step + o] = from[o * in + i] * factor;
+  };
+  if constexpr (Task::TRAINED_EMBEDDING) {
+    transpose(weights.patch[0], WIDTH, Task::PATCH_PIXELS, this->patch[0], WIDTH);
+    for (int t = 0; t < Task::MAX_TOKENS; t++)
+      for (int j = 0; j < WIDTH; j++) this->offset[t][j] = weights.patch_bias[j] + positions[t * WIDTH + j];
+  }
+  for (int b = 0; b < BLOCKS; b++) {
+    const auto& from = weights.blocks[b];
+    Block& to = blocks[b];
+    transpose(from.qkv[QUERIES], WIDTH, WIDTH, to.qkv[0] + QUERIES, QKV, ATTENTION_SCALE * LOG2_E);
+    transpose(from.qkv[KEYS], 2 * WIDTH, WIDTH, to.qkv[0] + KEYS, QKV);  // and values
+    transpose(from.out[0], WIDTH, WIDTH, to.out[0], WIDTH);
+    transpose(from.fc1[0], MLP_WIDTH, WIDTH, to.fc1[0], MLP_WIDTH);
+    transpose(from.fc2[0], WIDTH, MLP_WIDTH, to.fc2[0], WIDTH);
+    std::memcpy(to.fc1_bias, from.fc1_bias, sizeof to.fc1_bias);
+    std::memcpy(to.fc2_bias, from.fc2_bias, sizeof to.fc2_bias);
+  }
+  transpose(weights.fc1[0], WIDTH, WIDTH, fc1[0], WIDTH);
+  transpose(weights.fc2[0], Task::CLASSES, WIDTH, fc2[0], MAX_CLASSES);
+  std::memcpy(fc1_bias, weights.fc1_bias, sizeof fc1_bias);
+  std::memcpy(fc2_bias, weights.fc2_bias, sizeof weights.fc2_bias);
+}
+
+template <class Task, class BlockWeights, class Block>
+void project_queries_keys_values(const BlockWeights& w, const Activations<Task>& s, Block& block) {
+  FUSED_STAGE("queries, keys, values");
+  linear<WIDTH, QKV>(s.tokens(), block.attention_input.rows[0], w.qkv[0], [&](auto n, int row, int column, auto& tile) {
+    store_tile<decltype(n)::value, ROW_VECTORS>(&block.qkv[row][column], QKV, tile);
+  });
+}
+
+// attention[head][t][:] = queries of t times keys, in bits: softmax will be a power of 2.
+template <class Task, class Block>
+void score_keys(Activations<Task>& s, Block& block, int head) {
+  FUSED_STAGE("attention scores");
+  constexpr int T_PADDED = Activations<Task>::T_PADDED;
+  const int tokens = s.tokens();
+  transpose_head(tokens, &block.qkv[0][KEYS + head * HEAD_WIDTH], QKV, s.transposed[0], T_PADDED);
+  const float* queries = &block.qkv[0][QUERIES + head * HEAD_WIDTH];
+  for_row_blocks<TILE_ROWS>(tokens, [&](auto n, int row) {
+    constexpr int ROWS = decltype(n)::value;
+    FUSED_NO_UNROLL
+    for (int key = 0; key < tokens; key += WIDTH) {
+      Tile<ROWS> tile = {};
+      multiply_add<ROWS, ROW_VECTORS>(tile, queries + row * QKV, QKV, 1, &s.transposed[0][key], T_PADDED, HEAD_WIDTH);
+      store_tile<ROWS, ROW_VECTORS>(&block.attention[head][row][key], T_PADDED, tile);
+    }
+  });
+}
+
+// Softmax of each row over the sample's own tokens.
+template <class Task, class Block>
+void softmax(const Activations<Task>& s, Block& block, int head) {
+  FUSED_STAGE("softmax");
+  const int tokens = s.tokens();
+  const int last = (tokens - 1) / LANES * LANES;
+  const IntVector valid = (IntVector)lane_numbers() < tokens - last;
+  for (int t = 0; t < tokens; t++) {
+    float* row = block.attention[head][t];
+    const Vector ending = select(valid, load(row + last), splat(-INFINITY));
+    Vector largest = ending;
+    for (int key = 0; key < last; key += LANES) largest = larger(largest, load(row + key));
+    largest = largest_lane(largest);
+    // At -infinity the power is 2^-100, which a sum of 1 or more does not notice.
+    const Vector ending_power = exp2_of_negative(ending - largest);
+    Vector sum = ending_power;
+    for (int key = 0; key < last; key += LANES) {
+      const Vector power = exp2_of_negative(load(row + key) - largest);
+      store(row + key, power);
+      sum += power;
+    }
+    const Vector factor = 1.0f / sum_lanes(sum);
+    for (int key = 0; key < last; key += LANES) store(row + key, load(row + key) * factor);
+    store(row + last, ending_power * factor);
+  }
+}
+
+template <class Task, class Block>
+void weigh_values(const Activations<Task>& s, Block& block, int head) {
+  FUSED_STAGE("attention times values");
+  constexpr int T_PADDED = Activations<Task>::T_PADDED;
+  const int tokens = s.tokens();
+  const float* values = &block.qkv[0][VALUES + head * HEAD_WIDTH];
+  for_row_blocks<HEAD_TILE_ROWS>(tokens, [&](auto n, int row) {
+    constexpr int ROWS = decltype(n)::value;
+    Tile<ROWS, HEAD_VECTORS> tile = {};
+    multiply_add<ROWS, HEAD_VECTORS>(tile, block.attention[head][row], T_PADDED, 1, values, QKV, tokens);
+    store_tile<ROWS, HEAD_VECTORS>(&block.heads[row][head * HEAD_WIDTH], WIDTH, tile);
+  });
+}
+
+template <bool TRAINING, class Task, class BlockWeights, class Block>
+void project_heads(const BlockWeights& w, const Activations<Task>& s, Block& block, const float (*dropout)[WIDTH]) {
+  FUSED_STAGE("output projection, LayerNorm");
+  linear<WIDTH, WIDTH>(s.tokens(), block.heads[0], w.out[0], [&](auto n, int row, int, auto& tile) {
+    constexpr int ROWS = decltype(n)::value;
+    if constexpr (TRAINING) {
+      FUSED_UNROLL
+      for (int r = 0; r < ROWS; r++) {
+        FUSED_UNROLL
+        for (int j = 0; j < ROW_VECTORS; j++) tile[r][j] *= load(&dropout[row + r][j * LANES]);
+      }
+    }
+    normalise<ROWS>(tile, block.mlp_input, row);
+  });
+}
+
+template <class Task, class BlockWeights, class Block>
+void mlp_hidden(const BlockWeights& w, const Activations<Task>& s, Block& block) {
+  FUSED_STAGE("MLP hidden");
+  linear<WIDTH, MLP_WIDTH>(s.tokens(), block.mlp_input.rows[0], w.fc1[0], [&](auto n, int row, int column, auto& tile) {
+    constexpr int ROWS = decltype(n)::value;
+    FUSED_UNROLL
+    for (int r = 0; r < ROWS; r++) {
+      FUSED_UNROLL
+      for (int j = 0; j < ROW_VECTORS; j++)
+        tile[r][j] = larger(Vector{}, tile[r][j] + load(&w.fc1_bias[column + j * LANES]));
+    }
+    store_tile<ROWS, ROW_VECTORS>(&block.hidden[row][column], MLP_WIDTH, tile);
+  });
+}
+
+template <bool TRAINING, class Task, class BlockWeights, class Block>
+void mlp_output(const BlockWeights& w, const Activations<Task>& s, const Block& block, const float (*dropout)[WIDTH],
+                typename Activations<Task>::Normalised& output) {
+  FUSED_STAGE("MLP output, LayerNorm");
+  linear<MLP_WIDTH, WIDTH>(s.tokens(), block.hidden[0], w.fc2[0], [&](auto n, int row, int, auto& tile) {
+    constexpr int ROWS = decltype(n)::value;
+    FUSED_UNROLL
+    for (int r = 0; r < ROWS; r++) {
+      FUSED_UNROLL
+      for (int j = 0; j < ROW_VECTORS; j++) {
+        tile[r][j] += load(&w.fc2_bias[j * LANES]);
+        if constexpr (TRAINING) tile[r][j] *= load(&dropout[row + r][j * LANES]);
+      }
+    }
+    normalise<ROWS>(tile, output, row);
+  });
+}
+
+// Mean over tokens, then the two layers of the classifier.
+template <class Task>
+void classify(const ForwardWeights<Task>& w, Activations<Task>& s) {
+  FUSED_STAGE("mean, classifier");
+  constexpr int LOGIT_VECTORS = MAX_CLASSES / LANES;
+  std::memset(s.pooled, 0, sizeof s.pooled);
+  add_row_sum<WIDTH>(s.tokens(), s.output.rows[0], s.pooled);
+  for (float& x : s.pooled) x *= 1.0f / s.tokens();
+
+  Tile<1> hidden;
+  FUSED_UNROLL
+  for (int j = 0; j < ROW_VECTORS; j++) hidden[0][j] = load(&w.fc1_bias[j * LANES]);
+  multiply_add<1, ROW_VECTORS>(hidden, s.pooled, 0, 1, w.fc1[0], WIDTH, WIDTH);
+  FUSED_UNROLL
+  for (int j = 0; j < ROW_VECTORS; j++) store(&s.classifier_hidden[j * LANES], larger(Vector{}, hidden[0][j]));
+
+  Tile<1, LOGIT_VECTORS> logits;
+  FUSED_UNROLL
+  for (int j = 0; j < LOGIT_VECTORS; j++) logits[0][j] = load(&w.fc2_bias[j * LANES]);
+  multiply_add<1, LOGIT_VECTORS>(logits, s.classifier_hidden, 0, 1, w.fc2[0], MAX_CLASSES, WIDTH);
+  store_tile<1, LOGIT_VECTORS>(s.logits, MAX_CLASSES, logits);
+}
+
+template <bool TRAINING, class Task>
+void forward(const ForwardWeights<Task>& w, const Sample& sample, Activations<Task>& s) {
+  embed<TRAINING>(w, sample, s);
+  for (int b = 0; b < BLOCKS; b++) {
+    auto& block = s.blocks[b];
+    project_queries_keys_values(w.blocks[b], s, block);
+    for (int head = 0; head < HEADS; head++) {
+      score_keys(s, block, head);
+      softmax(s, block, head);
+      weigh_values(s, block, head);
+    }
+    project_heads<TRAINING>(w.blocks[b], s, block, s.dropout[1 + 2 * b]);
+    mlp_hidden(w.blocks[b], s, block);
+    mlp_output<TRAINING>(w.blocks[b], s, block, s.dropout[2 + 2 * b],
+                         b + 1 < BLOCKS ? s.blocks[b + 1].attention_input : s.output);
+  }
+  classify(w, s);
+}
+
+}  // namespace fused
