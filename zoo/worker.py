@@ -1,0 +1,174 @@
+"""One population from start to seal: skip what is sealed, resume what was begun, train, write, seal. Knows no Ray."""
+
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors
+import torch
+from safetensors.torch import load, save
+
+from generators.architecture import unflatten
+from generators.engines import make_engine
+from generators.engines.base import Engine
+from generators.population import METRICS, PopulationState, train_population
+from generators.tasks.data import TaskData
+from zoo.plan import Population
+from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file
+
+CHECKPOINT_FORMAT = 1
+HEADER_KEY = "zoo"
+"""The one key of a safetensors header that holds all of ours as JSON: the order of several keys is not fixed."""
+VERSIONED_PACKAGES = ("small-transformer-zoo", "torch", "numpy")
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How a worker trains.
+
+    labels: epoch labels to keep.
+    engine: auto, torch or fused.
+    device: torch device.
+    threads: of the engine.
+    state_seconds: a state is saved at the first epoch boundary after so many seconds.
+    """
+
+    labels: tuple[str, ...]
+    engine: str = "auto"
+    device: str = "cpu"
+    threads: int = 1
+    state_seconds: float = 300.0
+
+
+def run_population(
+    store: Store,
+    population: Population,
+    attempt: str,
+    data: TaskData,
+    settings: WorkerSettings,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """Train a population and seal it.
+
+    Returns "sealed", "skipped" (somebody else has sealed it) or "stopped" (asked to stop; the state is saved).
+    """
+    if store.is_sealed(population.id):
+        return "skipped"
+    started = time.monotonic()
+    torch.set_num_threads(settings.threads)
+    engine = make_engine(settings.engine, data, settings.device, settings.threads)
+    resumed = _newest_state(store, population, engine)
+    epochs = population.runs[0].epochs
+    save_epochs = [int(label) for label in settings.labels if label != "best"]
+    saved_at = time.monotonic()
+    for state in train_population(population.runs, engine, save_epochs, resumed):
+        store.write_progress(population.id, attempt, state.epoch)
+        if state.epoch == epochs:
+            break
+        stopping = should_stop()
+        if stopping or time.monotonic() - saved_at >= settings.state_seconds:
+            if store.is_sealed(population.id):
+                return "skipped"
+            store.save_state(population.id, state.epoch, _state_bytes(state, population, engine))
+            saved_at = time.monotonic()
+        if stopping:
+            return "stopped"
+    commit = _write_results(store, population, attempt, state, settings.labels, engine.name, started)
+    return "sealed" if store.seal(commit) else "skipped"
+
+
+def _write_results(
+    store: Store,
+    population: Population,
+    attempt: str,
+    state: PopulationState,
+    labels: tuple[str, ...],
+    engine: str,
+    started: float,
+) -> Commit:
+    """Write checkpoints and metrics; return the commit that will seal them."""
+    records: dict[str, FileRecord] = {}
+    present: dict[str, torch.Tensor] = {}
+    for label in labels:
+        weights = state.labelled(label).cpu()
+        epochs = state.label_epochs(label)
+        kept = torch.isfinite(weights).all(dim=1)
+        if label == "best":
+            kept &= epochs > 0
+        present[label] = kept
+        if kept.any():
+            content = checkpoint_bytes(population, label, kept, weights, epochs)
+            records[checkpoint_file(label)] = store.write(population.id, attempt, checkpoint_file(label), content)
+    content = metrics_bytes(population, state)
+    records[METRICS_FILE] = store.write(population.id, attempt, METRICS_FILE, content)
+    runs = {}
+    for index, run in enumerate(population.runs):
+        diverged = int(state.diverged_epoch[index])
+        runs[run.run_id] = RunRecord(
+            status="diverged" if diverged >= 0 else "finished",
+            diverged_epoch=diverged if diverged >= 0 else None,
+            labels=[label for label in labels if present[label][index]],
+        )
+    return Commit(population.id, attempt, records, runs, engine, versions(), time.monotonic() - started)
+
+
+def checkpoint_bytes(
+    population: Population, label: str, kept: torch.Tensor, weights: torch.Tensor, epochs: torch.Tensor
+) -> bytes:
+    """Return a safetensors file with the kept runs' tensors, stacked [N, *shape], and a header that describes it."""
+    task = population.runs[0].task
+    tensors = {name: tensor.float().contiguous() for name, tensor in unflatten(task, weights[kept]).items()}
+    header = {
+        "format": CHECKPOINT_FORMAT,
+        "task": task,
+        "label": label,
+        "run_ids": [run.run_id for run, keep in zip(population.runs, kept.tolist(), strict=True) if keep],
+        "epochs": epochs[kept].tolist(),
+    }
+    return save(tensors, {HEADER_KEY: json.dumps(header)})
+
+
+def metrics_bytes(population: Population, state: PopulationState) -> bytes:
+    """Return a Parquet file with a row a run: run_id and a list a metric, entry e after e epochs."""
+    columns: dict[str, Any] = {"run_id": [run.run_id for run in population.runs]}
+    for name in METRICS:
+        columns[name] = pa.array(state.metrics[name].tolist(), pa.list_(pa.float64()))
+    sink = BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def _state_bytes(state: PopulationState, population: Population, engine: Engine) -> bytes:
+    header = {"format": CHECKPOINT_FORMAT, "population": population.id, "engine": engine.name}
+    return save(state.to_tensors(), {HEADER_KEY: json.dumps(header)})
+
+
+def _newest_state(store: Store, population: Population, engine: Engine) -> PopulationState | None:
+    """Return the newest state that this engine can continue, or None.
+
+    A state of another engine would continue with other rounding, so that the end depended on when it was interrupted.
+    """
+    for content in store.load_states(population.id):
+        header = json.loads(safetensors_header(content))
+        if (header["format"], header["engine"]) == (CHECKPOINT_FORMAT, engine.name):
+            return PopulationState.from_tensors(load(content), engine.device)
+    return None
+
+
+def safetensors_header(content: bytes) -> str:
+    """Return our JSON from the header of a safetensors file in memory."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"][HEADER_KEY]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    found = {name: importlib.metadata.version(name) for name in VERSIONED_PACKAGES}
+    return {"python": platform.python_version(), "safetensors": safetensors.__version__, **found}
