@@ -27,7 +27,9 @@ from generators.tasks.data import Split, TaskData
 from generators.tasks.word2vec import ALGORITHMS, WordVectors, corpus_vectors, pretrained_vectors
 
 CORPUS = "corpus"
-SOURCES = ("auto", "csv", "hub")
+KINDS = ("auto", "csv", "hub")
+TRAIN_TEXTS = 120_000
+TEST_TEXTS = 7_600
 ORIGINAL_COLUMNS = ("Class Index", "Title", "Description")
 COLUMN_SYNONYMS = {"description": ("description", "content"), "label": ("label", "class index")}
 Row = tuple[list[str], int]
@@ -73,82 +75,83 @@ class AGNewsSource:
     """With vectors: corpus, seed of gensim's Word2Vec."""
 
     def __post_init__(self) -> None:
-        for name in ("hub_dataset", "text_column", "label_column", "vectors"):
-            self._require(name, _is_text(getattr(self, name)), "a name")
+        self._require("source", self.source in KINDS, f"one of {', '.join(KINDS)}")
+        self._require("first_label", self.first_label in (0, 1), "0 or 1")
         for name in ("max_tokens", "vector_epochs", "vector_min_count", "vector_window"):
-            self._require(name, _is_whole(getattr(self, name), 1), "a whole number of 1 or more")
+            self._require(name, getattr(self, name) >= 1, "1 or more")
         for name in ("train_limit", "test_limit"):
-            value = getattr(self, name)
-            self._require(name, value is None or _is_whole(value, 1), "a whole number of 1 or more, or nothing")
-        self._require("hub_revision", self.hub_revision is None or _is_text(self.hub_revision), "a name, or nothing")
-        self._require("source", self.source in SOURCES, f"one of {', '.join(SOURCES)}")
+            limit = getattr(self, name)
+            self._require(name, limit is None or limit >= 1, "1 or more")
+        self._require("vectors", bool(self.vectors), "a model of gensim.downloader, a file, or corpus")
         self._require("vector_algorithm", self.vector_algorithm in ALGORITHMS, f"one of {', '.join(ALGORITHMS)}")
-        self._require("first_label", _is_whole(self.first_label, 0), "a whole number, 0 or 1")
-        self._require("vector_seed", _is_whole(self.vector_seed, 0), "a whole number of 0 or more")
+        self._require("vector_seed", self.vector_seed >= 0, "0 or more")
 
     def _require(self, name: str, fulfilled: bool, expected: str) -> None:
         if not fulfilled:
-            raise InputError(f"data.{name}: found {getattr(self, name)!r}, expected {expected}")
+            raise InputError(f"{name}: found {getattr(self, name)!r}, expected {expected}")
 
+    def sizes(self) -> tuple[int, int]:
+        """Return how many training and test texts there will be if the source has all, without reading them."""
+        return min(TRAIN_TEXTS, self.train_limit or TRAIN_TEXTS), min(TEST_TEXTS, self.test_limit or TEST_TEXTS)
 
-def load_ag_news(source: AGNewsSource, data_dir: Path | None = None) -> TaskData:
-    """Return AG News with token ids int32 [N, T], lengths, and the frozen embedding float32 [V, 32].
+    def load(self, data_dir: Path | None) -> TaskData:
+        """Return AG News with token ids int32 [N, T], lengths, and the frozen embedding float32 [V, 32].
 
-    Row 0 of the embedding is zero; it stands for padding and for every word without a vector. Rows 1 to V - 1 are the
-    words of the loaded texts that have one, in order of appearance. A text without tokens counts as one unknown word.
+        Row 0 of the embedding is zero; it stands for padding and for every word without a vector. Rows 1 to V - 1 are
+        the words of the loaded texts that have one, in order of appearance. A text without tokens counts as one unknown
+        word.
 
-    Args:
-        source: where texts and word vectors come from.
-        data_dir: folder with train*.csv[.gz] and test*.csv[.gz]; not needed for the Hub.
+        Args:
+            data_dir: folder with train*.csv[.gz] and test*.csv[.gz]; not needed for the Hub.
 
-    Raises:
-        InputError: a file, a row, a column or the word vectors cannot be used, or the Hub cannot be reached.
-    """
-    if data_dir is not None and source.source != "hub":
-        rows, origin = _open_csv(source, data_dir)
-    elif source.source == "csv":
-        raise InputError(
-            "data.dir: not given, expected a folder with train*.csv and test*.csv for source 'csv'; use --data-dir, "
-            "or data.source: hub"
+        Raises:
+            InputError: a file, a row, a column or the word vectors cannot be used, or the Hub cannot be reached.
+        """
+        rows, origin = self._open(data_dir)
+        train_texts, train_labels = _take(rows["train"], self.train_limit, "train")
+        test_texts, test_labels = _take(rows["test"], self.test_limit, "test")
+        shortened = [text[: self.max_tokens] for text in chain(train_texts, test_texts)]
+        vectors = self._word_vectors(train_texts, list(dict.fromkeys(chain.from_iterable(shortened))))
+        embedding = np.concatenate([np.zeros((1, WIDTH), np.float32), vectors.matrix])
+        row_of = {word: row for row, word in enumerate(vectors.words, start=1)}
+        train = _encode(shortened[: len(train_texts)], train_labels, row_of, self.max_tokens)
+        test = _encode(shortened[len(train_texts) :], test_labels, row_of, self.max_tokens)
+        origin |= {
+            "tokens": f"{self.text_column}, split at white space, case kept",
+            "texts": {"train": len(train), "test": len(test)},
+            "max_tokens": self.max_tokens,
+            "cut_texts": {
+                "train": _share_cut(train_texts, self.max_tokens),
+                "test": _share_cut(test_texts, self.max_tokens),
+            },
+            "unknown_tokens": {"train": _share_unknown(train), "test": _share_unknown(test)},
+            "vocabulary": len(vectors.words),
+            "word_vectors": vectors.origin,
+            "libraries": {name: importlib.metadata.version(name) for name in ("datasets", "gensim", "numpy")},
+        }
+        return TaskData("ag_news", train, test, torch.from_numpy(embedding), vectors.words, origin)
+
+    def _open(self, data_dir: Path | None) -> tuple[dict[str, Iterator[Row]], dict[str, Any]]:
+        if self.source == "hub" or (self.source == "auto" and data_dir is None):
+            return _open_hub(self)
+        if data_dir is None:
+            raise InputError(
+                "data.source: csv needs a folder with train*.csv and test*.csv; name it with --data-dir, or use hub"
+            )
+        return _open_csv(self, data_dir)
+
+    def _word_vectors(self, texts: Sequence[Sequence[str]], words: Sequence[str]) -> WordVectors:
+        if self.vectors != CORPUS:
+            return pretrained_vectors(self.vectors, words)
+        return corpus_vectors(
+            texts,
+            words,
+            epochs=self.vector_epochs,
+            min_count=self.vector_min_count,
+            window=self.vector_window,
+            algorithm=self.vector_algorithm,
+            seed=self.vector_seed,
         )
-    else:
-        rows, origin = _open_hub(source)
-    train_texts, train_labels = _take(rows["train"], source.train_limit, "train")
-    test_texts, test_labels = _take(rows["test"], source.test_limit, "test")
-    shortened = [text[: source.max_tokens] for text in chain(train_texts, test_texts)]
-    vectors = _word_vectors(source, train_texts, list(dict.fromkeys(chain.from_iterable(shortened))))
-    embedding = np.concatenate([np.zeros((1, WIDTH), np.float32), vectors.matrix])
-    row_of = {word: row for row, word in enumerate(vectors.words, start=1)}
-    train = _encode(shortened[: len(train_texts)], train_labels, row_of, source.max_tokens)
-    test = _encode(shortened[len(train_texts) :], test_labels, row_of, source.max_tokens)
-    origin |= {
-        "tokens": f"{source.text_column}, split at white space, case kept",
-        "texts": {"train": len(train), "test": len(test)},
-        "max_tokens": source.max_tokens,
-        "cut_texts": {
-            "train": _share_cut(train_texts, source.max_tokens),
-            "test": _share_cut(test_texts, source.max_tokens),
-        },
-        "unknown_tokens": {"train": _share_unknown(train), "test": _share_unknown(test)},
-        "vocabulary": len(vectors.words),
-        "word_vectors": vectors.origin,
-        "libraries": {name: importlib.metadata.version(name) for name in ("datasets", "gensim", "numpy")},
-    }
-    return TaskData("ag_news", train, test, torch.from_numpy(embedding), vectors.words, origin)
-
-
-def _word_vectors(source: AGNewsSource, texts: Sequence[Sequence[str]], words: Sequence[str]) -> WordVectors:
-    if source.vectors != CORPUS:
-        return pretrained_vectors(source.vectors, words)
-    return corpus_vectors(
-        texts,
-        words,
-        epochs=source.vector_epochs,
-        min_count=source.vector_min_count,
-        window=source.vector_window,
-        algorithm=source.vector_algorithm,
-        seed=source.vector_seed,
-    )
 
 
 def _take(rows: Iterable[Row], limit: int | None, split: str) -> tuple[list[list[str]], list[int]]:
@@ -275,11 +278,3 @@ def _hub_rows(split: Any, name: str, source: AGNewsSource) -> Iterator[Row]:
         if not isinstance(text, str):
             raise InputError(f"{where}: found {text!r} in column {source.text_column}, expected a text")
         yield text.split(), _label(row[source.label_column], source.first_label, where)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
