@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol
 
 # Ray listens on all interfaces otherwise, even where it only serves this process. Has to be set before the import.
@@ -84,12 +85,11 @@ class InProcess:
         return value
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function, arguments
+        return partial(function, *arguments)
 
     def wait(self, tasks: list[Any], timeout: float) -> list[tuple[Any, Any]]:
-        function, arguments = tasks[0]
         try:
-            return [(tasks[0], function(*arguments))]
+            return [(tasks[0], tasks[0]())]
         except Exception:
             return [(tasks[0], Failure(FailureKind.ERROR, traceback.format_exc()))]
 
