@@ -105,37 +105,38 @@ void project_heads_backward(const Weights& w, Activations<Task>& s, const Block&
   });
 }
 
-// s.score_gradient = attention * (heads_gradient times values - its mean under attention), the gradient of softmax's
-// input; that mean is the scalar product of the head and its gradient.
+// s.score_gradient = attention * (values times heads_gradient - its mean under attention), the gradient of softmax's
+// input; that mean is the scalar product of a query's head and the head's gradient.
 template <class Task, class Block>
 void score_backward(Activations<Task>& s, const Block& block, int head) {
   FUSED_STAGE("attention score gradient");
   constexpr int T_PADDED = Activations<Task>::T_PADDED;
   const int tokens = s.tokens(), first_column = head * HEAD_WIDTH;
-  transpose_head(tokens, &block.qkv[0][VALUES + first_column], QKV, s.transposed[0], T_PADDED);
-  for_row_blocks<TILE_ROWS>(tokens, [&](auto n, int row) {
-    constexpr int ROWS = decltype(n)::value;
-    const float* head_gradient = &s.heads_gradient[row][first_column];
-    float mean[ROWS];
+  const float* head_gradient = &s.heads_gradient[0][first_column];
+  transpose_head(tokens, head_gradient, WIDTH, s.transposed[0], T_PADDED);
+  FUSED_UNROLL_4
+  for (int query = 0; query < tokens; query++) {
+    Vector product = {};
     FUSED_UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      Vector product = {};
-      FUSED_UNROLL
-      for (int j = 0; j < HEAD_WIDTH; j += LANES)
-        product += load(head_gradient + r * WIDTH + j) * load(&block.heads[row + r][first_column + j]);
-      mean[r] = sum_lanes(product)[0];
-    }
+    for (int j = 0; j < HEAD_WIDTH; j += LANES)
+      product += load(head_gradient + query * WIDTH + j) * load(&block.heads[query][first_column + j]);
+    s.by_query[query] = sum_lanes(product)[0];
+  }
+  const float* values = &block.qkv[0][VALUES + first_column];
+  for_row_blocks<TILE_ROWS>(tokens, [&](auto n, int key) {
+    constexpr int ROWS = decltype(n)::value;
     FUSED_NO_UNROLL
-    for (int key = 0; key < tokens; key += WIDTH) {
+    for (int query = 0; query < tokens; query += WIDTH) {
       Tile<ROWS> tile = {};
-      multiply_add<ROWS, ROW_VECTORS>(tile, head_gradient, WIDTH, 1, &s.transposed[0][key], T_PADDED, HEAD_WIDTH);
+      multiply_add<ROWS, ROW_VECTORS>(tile, values + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
       FUSED_UNROLL
-      for (int r = 0; r < ROWS; r++) {
+      for (int j = 0; j < ROW_VECTORS; j++) {
+        const Vector mean = load(&s.by_query[query + j * LANES]);
         FUSED_UNROLL
-        for (int j = 0; j < ROW_VECTORS; j++)
-          tile[r][j] = (tile[r][j] - mean[r]) * load(&block.attention[head][row + r][key + j * LANES]);
+        for (int r = 0; r < ROWS; r++)
+          tile[r][j] = (tile[r][j] - mean) * load(&block.attention[head][key + r][query + j * LANES]);
       }
-      store_tile<ROWS, ROW_VECTORS>(&s.score_gradient[row][key], T_PADDED, tile);
+      store_tile<ROWS, ROW_VECTORS>(&s.score_gradient[key][query], T_PADDED, tile);
     }
   });
 }
@@ -166,10 +167,10 @@ void queries_keys_values_gradient(Activations<Task>& s, const Block& block, int 
   const float* qkv = &block.qkv[0][head * HEAD_WIDTH];
   const float* head_gradient = &s.heads_gradient[0][head * HEAD_WIDTH];
   float* to = &s.qkv_gradient[0][head * HEAD_WIDTH];
-  multiply_head<false>(s, s.score_gradient[0], qkv + KEYS, QKV, to + QUERIES, ATTENTION_SCALE);
+  multiply_head<true>(s, s.score_gradient[0], qkv + KEYS, QKV, to + QUERIES, ATTENTION_SCALE);
   // The kept queries carry ATTENTION_SCALE * log2(e).
-  multiply_head<true>(s, s.score_gradient[0], qkv + QUERIES, QKV, to + KEYS, LN_2);
-  multiply_head<true>(s, block.attention[head][0], head_gradient, WIDTH, to + VALUES, 1.0f);
+  multiply_head<false>(s, s.score_gradient[0], qkv + QUERIES, QKV, to + KEYS, LN_2);
+  multiply_head<false>(s, block.attention[head][0], head_gradient, WIDTH, to + VALUES, 1.0f);
 }
 
 // s.qkv_gradient to s.gradient, that of the block's input before the dropout behind it.

@@ -42,49 +42,55 @@ void project_queries_keys_values(const BlockWeights& w, const Activations<Task>&
   });
 }
 
-// attention[head][t][:] = queries of t times keys, in bits: softmax will be a power of 2.
+// attention[head][key][query] = scalar product of the two, in bits: softmax will be a power of 2. On the way, the
+// largest score of each query. Queries stand side by side in vectors, so that softmax needs no sum over lanes.
 template <class Task, class Block>
 void score_keys(Activations<Task>& s, Block& block, int head) {
   FUSED_STAGE("attention scores");
   constexpr int T_PADDED = Activations<Task>::T_PADDED;
   const int tokens = s.tokens();
-  transpose_head(tokens, &block.qkv[0][KEYS + head * HEAD_WIDTH], QKV, s.transposed[0], T_PADDED);
-  const float* queries = &block.qkv[0][QUERIES + head * HEAD_WIDTH];
-  for_row_blocks<TILE_ROWS>(tokens, [&](auto n, int row) {
+  transpose_head(tokens, &block.qkv[0][QUERIES + head * HEAD_WIDTH], QKV, s.transposed[0], T_PADDED);
+  for (int query = 0; query < tokens; query += LANES) store(&s.by_query[query], splat(-INFINITY));
+  const float* keys = &block.qkv[0][KEYS + head * HEAD_WIDTH];
+  for_row_blocks<TILE_ROWS>(tokens, [&](auto n, int key) {
     constexpr int ROWS = decltype(n)::value;
     FUSED_NO_UNROLL
-    for (int key = 0; key < tokens; key += WIDTH) {
+    for (int query = 0; query < tokens; query += WIDTH) {
       Tile<ROWS> tile = {};
-      multiply_add<ROWS, ROW_VECTORS>(tile, queries + row * QKV, QKV, 1, &s.transposed[0][key], T_PADDED, HEAD_WIDTH);
-      store_tile<ROWS, ROW_VECTORS>(&block.attention[head][row][key], T_PADDED, tile);
+      multiply_add<ROWS, ROW_VECTORS>(tile, keys + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
+      store_tile<ROWS, ROW_VECTORS>(&block.attention[head][key][query], T_PADDED, tile);
+      FUSED_UNROLL
+      for (int j = 0; j < ROW_VECTORS; j++) {
+        Vector largest = load(&s.by_query[query + j * LANES]);
+        FUSED_UNROLL
+        for (int r = 0; r < ROWS; r++) largest = larger(largest, tile[r][j]);
+        store(&s.by_query[query + j * LANES], largest);
+      }
     }
   });
 }
 
-// Softmax of each row over the sample's own tokens.
+// Softmax over the keys of each query; s.by_query holds the largest scores.
 template <class Task, class Block>
 void softmax(const Activations<Task>& s, Block& block, int head) {
   FUSED_STAGE("softmax");
   const int tokens = s.tokens();
-  const int last = (tokens - 1) / LANES * LANES;
-  const IntVector valid = (IntVector)lane_numbers() < tokens - last;
-  for (int t = 0; t < tokens; t++) {
-    float* row = block.attention[head][t];
-    const Vector ending = select(valid, load(row + last), splat(-INFINITY));
-    Vector largest = ending;
-    for (int key = 0; key < last; key += LANES) largest = larger(largest, load(row + key));
-    largest = largest_lane(largest);
-    // At -infinity the power is 2^-100, which a sum of 1 or more does not notice.
-    const Vector ending_power = exp2_of_negative(ending - largest);
-    Vector sum = ending_power;
-    for (int key = 0; key < last; key += LANES) {
-      const Vector power = exp2_of_negative(load(row + key) - largest);
-      store(row + key, power);
+  for (int query = 0; query < tokens; query += LANES) {
+    const Vector largest = load(&s.by_query[query]);
+    Vector sum = {};
+    FUSED_UNROLL_4
+    for (int key = 0; key < tokens; key++) {
+      float* score = &block.attention[head][key][query];
+      const Vector power = exp2_of_negative(load(score) - largest);
+      store(score, power);
       sum += power;
     }
-    const Vector factor = 1.0f / sum_lanes(sum);
-    for (int key = 0; key < last; key += LANES) store(row + key, load(row + key) * factor);
-    store(row + last, ending_power * factor);
+    const Vector factor = 1.0f / sum;
+    FUSED_UNROLL_4
+    for (int key = 0; key < tokens; key++) {
+      float* power = &block.attention[head][key][query];
+      store(power, load(power) * factor);
+    }
   }
 }
 
@@ -97,7 +103,7 @@ void weigh_values(const Activations<Task>& s, Block& block, int head) {
   for_row_blocks<HEAD_TILE_ROWS>(tokens, [&](auto n, int row) {
     constexpr int ROWS = decltype(n)::value;
     Tile<ROWS, HEAD_VECTORS> tile = {};
-    multiply_add<ROWS, HEAD_VECTORS>(tile, block.attention[head][row], T_PADDED, 1, values, QKV, tokens);
+    multiply_add<ROWS, HEAD_VECTORS>(tile, &block.attention[head][0][row], 1, T_PADDED, values, QKV, tokens);
     store_tile<ROWS, HEAD_VECTORS>(&block.heads[row][head * HEAD_WIDTH], WIDTH, tile);
   });
 }

@@ -130,7 +130,7 @@ struct Activations {
   struct Block {
     Normalised attention_input;
     alignas(ALIGNMENT) float qkv[T_PADDED][QKV];
-    float attention[HEADS][T][T_PADDED];
+    float attention[HEADS][T][T_PADDED];  // [key][query]
     float heads[T][WIDTH];
     Normalised mlp_input;
     alignas(ALIGNMENT) float hidden[T][MLP_WIDTH];  // after ReLU
@@ -145,12 +145,13 @@ struct Activations {
   float logits[MAX_CLASSES];
 
   // room to work in
-  float transposed[HEAD_WIDTH][T_PADDED];  // keys of a head (forward), values of a head (backward)
+  float transposed[HEAD_WIDTH][T_PADDED];  // queries of a head (forward), gradient of a head (backward)
+  float by_query[T_PADDED];                // largest score (forward), mean of the score's gradient (backward)
   float logit_gradient[MAX_CLASSES];
   float gradient[T][WIDTH];  // of what is before the dropout behind
   float hidden_gradient[T][MLP_WIDTH];
-  float heads_gradient[T][WIDTH];
-  float score_gradient[T][T_PADDED];
+  float heads_gradient[T_PADDED][WIDTH];
+  float score_gradient[T][T_PADDED];  // [key][query]
   float qkv_gradient[T][QKV];
 
   int length;  // tokens of this sample

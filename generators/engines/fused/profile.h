@@ -19,11 +19,11 @@ struct Stage {
   const char* name;
   std::atomic<int64_t> nanoseconds{0};
   std::atomic<int64_t> calls{0};
-  Stage* next;
+  Stage* previous;
 
-  static inline std::atomic<Stage*> first{nullptr};
-  explicit Stage(const char* name) : name(name), next(first.load()) {
-    while (!first.compare_exchange_weak(next, this)) {
+  static inline std::atomic<Stage*> newest{nullptr};
+  explicit Stage(const char* name) : name(name), previous(newest.load()) {
+    while (!newest.compare_exchange_weak(previous, this)) {
     }
   }
 };
@@ -44,10 +44,14 @@ class Timer {
 struct Report {
   ~Report() {
     double total = 0;
-    for (const Stage* s = Stage::first; s; s = s->next) total += double(s->nanoseconds);
-    for (const Stage* s = Stage::first; s; s = s->next)
-      std::fprintf(stderr, "%5.1f %% %8.0f ns a call  %s\n", 100 * double(s->nanoseconds) / total,
-                   double(s->nanoseconds) / double(s->calls), s->name);
+    for (const Stage* s = Stage::newest; s; s = s->previous) total += double(s->nanoseconds);
+    print(Stage::newest, total);
+  }
+  static void print(const Stage* s, double total) {
+    if (!s) return;
+    print(s->previous, total);
+    std::fprintf(stderr, "%5.1f %% %8.0f ns a call  %s\n", 100 * double(s->nanoseconds) / total,
+                 double(s->nanoseconds) / double(s->calls), s->name);
   }
 };
 inline const Report report_at_exit;
