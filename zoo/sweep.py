@@ -15,6 +15,7 @@ from tqdm import tqdm
 from generators.tasks.data import TaskData
 from zoo.cluster import Cluster, Failure, FailureKind, connect
 from zoo.config import SweepConfig
+from zoo.data_record import write_data_record
 from zoo.errors import PlanError
 from zoo.plan import Plan, Population, differences, make_plan
 from zoo.store import Store, new_attempt
@@ -88,6 +89,7 @@ def generate(
     cluster = connect(workers, address)
     try:
         plans = settle_plan(store, config, data, cluster.on_gpu, extend)
+        write_data_record(store.root, data)
         settings = WorkerSettings(
             labels=plans[0].labels,
             engine=config.engine,

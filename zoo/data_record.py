@@ -1,0 +1,56 @@
+"""What a sweep keeps of its data: where it comes from, its digest, and the frozen word embedding where there is one.
+
+data/record.json            task, digest, sizes and origin
+data/embedding.safetensors  word_vectors [V, 32]; row 0 is padding and unknown words (AG News)
+data/vocabulary.txt         one word a line: line n is the word of row n (the first line is the word of row 1)
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+
+from generators.tasks.data import TaskData
+from zoo import files
+from zoo.errors import StoreError
+
+RECORD = "data/record.json"
+EMBEDDING = "data/embedding.safetensors"
+VOCABULARY = "data/vocabulary.txt"
+
+
+def write_data_record(root: Path, data: TaskData) -> None:
+    """Keep the record of a sweep's data, unless it is there already."""
+    record = {
+        "task": data.task,
+        "data_digest": data.digest(),
+        "train_samples": len(data.train),
+        "test_samples": len(data.test),
+        "max_tokens": data.max_tokens,
+        "origin": data.origin,
+    }
+    if data.word_vectors is not None:
+        files.put_if_absent(root / EMBEDDING, save({"word_vectors": data.word_vectors.cpu().contiguous()}))
+        files.put_if_absent(root / VOCABULARY, "".join(f"{word}\n" for word in data.vocabulary).encode())
+    files.put_if_absent(root / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
+
+
+def read_data_record(root: Path) -> dict[str, Any] | None:
+    """Return the record of a sweep's data; None for imported runs, which have none."""
+    path = root / RECORD
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise StoreError(
+            f"{path}: not readable JSON ({error}); run `zoo generate` again after moving it away"
+        ) from error
+
+
+def read_embedding(folder: Path) -> tuple[Any, tuple[str, ...]]:
+    """Return word vectors, float32 [V, 32], and vocabulary from a folder that holds both files."""
+    vectors = load((folder / Path(EMBEDDING).name).read_bytes())["word_vectors"]
+    words = (folder / Path(VOCABULARY).name).read_text(encoding="utf-8").split("\n")[:-1]
+    return vectors, tuple(words)
