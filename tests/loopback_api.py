@@ -259,7 +259,7 @@ class Api:
                     return refusal(HTTPStatus.BAD_REQUEST, f"LFS pointer of {value['path']} points to nothing")
                 add[value["path"]] = Blob(self.store.objects[value["oid"]], lfs=True)
             else:
-                delete.append(value["path"] + ("/" if item["key"] == "deletedFolder" else ""))
+                delete.append(value["path"].rstrip("/") + ("/" if item["key"] == "deletedFolder" else ""))
         try:
             commit = repository.commit(add, delete, header.get("parentCommit"), header["summary"])
         except Conflict:

@@ -171,6 +171,7 @@ class LoopbackHub:
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", self.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(self.home / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(self.home / "token"))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -142,7 +142,7 @@ def _plan(session: Session, content: Folder, main: Revision) -> list[Step]:
     card = ""
     if CARD in main.files:
         address = session.address(main, CARD)
-        card = session.call("reading the card", lambda: session.files().read_bytes(address)).decode()
+        card = session.call("reading the card", lambda: session.files().read_bytes(address)).decode(errors="replace")
     return plan_steps(session.repo, content, main, card)
 
 

@@ -36,7 +36,7 @@ def verify_repository(repo: str, revision: str | None = None, deep: bool = False
         return session.call(f"reading {name}", lambda: files.read_bytes(session.address(found, name)))
 
     try:
-        digests = parse_checksums(read(CHECKSUMS).decode(), f"{repo}/{CHECKSUMS}")
+        digests = parse_checksums(read(CHECKSUMS).decode(errors="replace"), f"{repo}/{CHECKSUMS}")
     except DatasetError as error:
         return [str(error)]
     listed = found.files.keys() & digests.keys()
@@ -54,7 +54,7 @@ def verify_repository(repo: str, revision: str | None = None, deep: bool = False
         if actual[name] != digests[name]
     ]
     if CARD in listed:
-        named = data_files(read(CARD).decode())
+        named = data_files(read(CARD).decode(errors="replace"))
         problems += [f"{CARD}: its configs do not name their files"] if named is None else []
         problems += _missing(named or (), found, f"named by the card ({CARD})")
     for name in sorted(listed):

@@ -96,7 +96,7 @@ def read_folder(path: Path) -> Folder:
     if not checksums.is_file() or checksums.is_symlink():
         raise DatasetError(f"{path}: found no {CHECKSUMS}, expected a dataset folder; make one with `zoo build`")
     content = checksums.read_bytes()
-    digests = parse_checksums(content.decode(), str(checksums))
+    digests = parse_checksums(content.decode(errors="replace"), str(checksums))
     if CARD not in digests:
         raise DatasetError(f"{checksums}: found no {CARD} in it, expected the dataset's card; run `zoo build`")
     digests[CHECKSUMS] = hashlib.sha256(content).hexdigest()

@@ -71,7 +71,7 @@ def plan_steps(repo: str, content: Folder, main: Revision, card: str) -> list[St
 def _invisible(changed: Sequence[LocalFile], main: Revision, card: str) -> list[LocalFile]:
     """The files that may join main ahead of the others, because nothing on main refers to their names.
 
-    Where readers find files by themselves, or by patterns that match, there are none: then all goes in one commit.
+    Where the card leaves it to readers to find files by themselves there are none: then all goes in one commit.
     """
     named = data_files(card) if main.files else set()
     if named is None:
