@@ -1,0 +1,291 @@
+"""The authors' own checkpoints as a sealed sweep: `import_release` reads their release; `zoo build` takes the result.
+
+Released runs have no plan of ours, so the plan is made from the release's table, with origin "imported". What nobody
+knows stays unknown: the data digest stands for the table instead of the data, curves hold the accuracy of the released
+epochs and nothing else, and "best" has an accuracy but no epoch (header of its file: null; its accuracy is a column
+of its own, best_test_accuracy, in the metrics).
+
+The release is streamed, population by population, and each is sealed when it is done: an import that was interrupted
+goes on with what has no commit. Whatever is left out is reported by name.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import save
+from tqdm import tqdm
+
+from generators.architecture import unflatten
+from generators.population import METRICS, PER_RUN_FIELDS
+from zoo.errors import ReleaseError
+from zoo.plan import Plan, Population
+from zoo.release_archive import ReleaseArchive
+from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table
+from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file, new_attempt
+from zoo.worker import CHECKPOINT_FORMAT, HEADER_KEY, versions
+
+POPULATION_SIZE = 200
+"""Runs of a population, at most: their four checkpoints take 60 MB of memory."""
+ENGINE = "imported"
+FINDINGS_FILE = "findings.json"
+REPORT_FILE = "import-report.json"
+SHOWN_FINDINGS = 10
+"""Findings of a kind that the text of a report names; the report file names all."""
+
+
+@dataclass(frozen=True)
+class ReleaseReport:
+    """What an import found.
+
+    rows: of the table. files: checkpoints in the archive. checkpoints, runs: imported, earlier calls included.
+    populations: sealed, of which `skipped` were so before this call.
+    accuracy_columns: column -> rows that have their accuracy there.
+    findings: everything that was not imported, or not as it stands.
+    """
+
+    task: str
+    rows: int
+    files: int
+    checkpoints: int
+    runs: int
+    populations: int
+    skipped: int
+    accuracy_columns: dict[str, int]
+    findings: list[Finding]
+
+    def counts(self) -> dict[str, int]:
+        """Return kind of finding -> number."""
+        return dict(Counter(finding.kind for finding in self.findings))
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def text(self) -> str:
+        """Return the report for a reader: totals, then each kind of finding with its first names."""
+        columns = ", ".join(f"{name} ({count} rows)" for name, count in self.accuracy_columns.items())
+        lines = [
+            f"{self.task}: {self.checkpoints} checkpoints of {self.runs} runs imported, from {self.rows} rows and "
+            f"{self.files} files; {self.populations} populations sealed ({self.skipped} of them before)",
+            f"accuracy read from {columns}",
+        ]
+        for kind, count in self.counts().items():
+            named = [finding for finding in self.findings if finding.kind == kind]
+            lines.append(f"{kind}: {count}")
+            lines += [f"  {finding.name}: {finding.reason}" for finding in named[:SHOWN_FINDINGS]]
+            if count > SHOWN_FINDINGS:
+                lines.append(f"  and {count - SHOWN_FINDINGS} more, in {REPORT_FILE}")
+        return "\n".join(lines)
+
+
+def import_release(source: Path, task: str, out: Path, *, progress: bool = True) -> ReleaseReport:
+    """Import the checkpoints of one task from the authors' release into a sweep directory.
+
+    Args:
+        source: the zip archive, or the folder that it unpacks to.
+        task: "mnist" or "ag_news".
+        out: a new sweep directory, or that of an import which was interrupted.
+        progress: show a bar on stderr.
+
+    Returns:
+        The report, which is also left in import-report.json.
+
+    Raises:
+        ReleaseError: the archive is unsafe, is no release, has nothing to import, or is not the one of which `out`
+            holds a part.
+    """
+    store = Store(out)
+    with ReleaseArchive(Path(source), task) as archive:
+        table = read_table(archive.read_metadata(), task, f"{source}: {archive.metadata.name}")
+        checkpoints, findings = _match(archive, table)
+        plan = _make_plan(source, checkpoints, table, findings)
+        _settle_plan(store, plan)
+        by_run: dict[str, dict[str, ReleasedCheckpoint]] = defaultdict(dict)
+        for checkpoint in checkpoints:
+            by_run[checkpoint.hyperparameters.run_id][checkpoint.label] = checkpoint
+        todo = store.todo()
+        with tqdm(total=len(checkpoints), unit="checkpoint", desc="import", disable=not progress) as bar:
+            left = sum(len(by_run[run.run_id]) for population in todo for run in population.runs)
+            bar.update(len(checkpoints) - left)
+            for population in todo:
+                _import_population(store, archive, population, plan.labels, by_run, bar)
+    report = _make_report(store, plan, table, archive, findings, skipped=len(plan.populations) - len(todo))
+    store.storage.write(REPORT_FILE, report.to_json().encode())
+    return report
+
+
+def _match(archive: ReleaseArchive, table: ReleaseTable) -> tuple[list[ReleasedCheckpoint], list[Finding]]:
+    """Bring rows and files together; return the rows that have a file, and the findings so far."""
+    findings = list(table.findings)
+    findings += [Finding("duplicate", name, "twice in the archive; the first one counts") for name in archive.doubled]
+    findings += [
+        Finding("set aside", name, "belongs to the release, but is no checkpoint of this task")
+        for name in archive.set_aside
+    ]
+    for file in archive.checkpoints:
+        if file not in table.files:
+            findings.append(Finding("file without a row", file, "its hyperparameters and accuracy are not known"))
+    checkpoints = []
+    for checkpoint in table.checkpoints:
+        if checkpoint.file not in archive.checkpoints:
+            findings.append(Finding("row without a file", checkpoint.file, "the archive holds no such file"))
+            continue
+        checkpoints.append(checkpoint)
+        named = int(checkpoint.file.removesuffix(".pt").rpartition("_")[2])
+        if abs(named - checkpoint.accuracy * 10_000) > 1:
+            reason = f"accuracy is {checkpoint.accuracy} in the table, {named / 10_000} in the name; the table counts"
+            findings.append(Finding("name disagrees", checkpoint.file, reason))
+    return checkpoints, findings
+
+
+def _make_plan(
+    source: Path, checkpoints: Sequence[ReleasedCheckpoint], table: ReleaseTable, findings: Sequence[Finding]
+) -> Plan:
+    """Derive the plan that these runs would have had."""
+    if not checkpoints:
+        first = f"; first of {len(findings)} findings: {findings[0].name}: {findings[0].reason}" if findings else ""
+        raise ReleaseError(f"{source}: found no checkpoint with both a file and a usable row{first}")
+    groups: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for run in dict.fromkeys(checkpoint.hyperparameters for checkpoint in checkpoints):
+        groups[tuple(value for name, value in run.to_dict().items() if name not in PER_RUN_FIELDS)].append(run)
+    populations = tuple(Population.of(part) for runs in groups.values() for part in _parts(runs))
+    labels = sorted({c.label for c in checkpoints}, key=lambda label: math.inf if label == "best" else int(label))
+    data = {
+        "source": "the release of the paper's authors",
+        "data_digest": "a digest of the release's table; the data itself is not known",
+        "accuracy": f"of the test set, from {', '.join(table.accuracy_columns)}",
+        "assumed": table.assumed,
+    }
+    return Plan(populations, tuple(labels), POPULATION_SIZE, data, origin="imported")
+
+
+def _parts(runs: list[Any]) -> Iterator[list[Any]]:
+    return (runs[start : start + POPULATION_SIZE] for start in range(0, len(runs), POPULATION_SIZE))
+
+
+def _settle_plan(store: Store, plan: Plan) -> None:
+    plans = store.plans()
+    if not plans:
+        store.add_plan(plan)
+    elif [found.to_json() for found in plans] != [plan.to_json()]:
+        raise ReleaseError(
+            f"{store.root}: found the plan of another sweep or release, expected a new directory, or one that an "
+            f"import of this release has begun; use another --out"
+        )
+
+
+def _import_population(
+    store: Store,
+    archive: ReleaseArchive,
+    population: Population,
+    labels: Sequence[str],
+    by_run: dict[str, dict[str, ReleasedCheckpoint]],
+    bar: tqdm,
+) -> None:
+    """Read, check, write and seal the checkpoints of one population."""
+    started = time.monotonic()
+    attempt = new_attempt()
+    findings: list[Finding] = []
+    contents: dict[str, bytes] = {METRICS_FILE: _metrics_bytes(population, by_run)}
+    kept: dict[str, list[str]] = defaultdict(list)
+    diverged: set[str] = set()
+    for label in labels:
+        weights: dict[str, torch.Tensor] = {}
+        for run in population.runs:
+            checkpoint = by_run[run.run_id].get(label)
+            if checkpoint is None:
+                continue
+            bar.update()
+            try:
+                read = archive.read_weights(archive.checkpoints[checkpoint.file], run.task)
+            except ReleaseError as error:
+                findings.append(Finding("unreadable", checkpoint.file, str(error)))
+                continue
+            if not torch.isfinite(read).all():
+                count = int((~torch.isfinite(read)).sum())
+                findings.append(Finding("non-finite", checkpoint.file, f"{count} of {len(read)} weights"))
+                diverged.add(run.run_id)
+                continue
+            weights[run.run_id] = read
+            kept[run.run_id].append(label)
+        if weights:
+            contents[checkpoint_file(label)] = _checkpoint_bytes(population, label, weights)
+    if findings:
+        contents[FINDINGS_FILE] = json.dumps([dataclasses.asdict(finding) for finding in findings]).encode()
+    records: dict[str, FileRecord] = {
+        name: store.write(population.id, attempt, name, content) for name, content in contents.items()
+    }
+    runs = {
+        run.run_id: RunRecord("diverged" if run.run_id in diverged else "finished", None, kept[run.run_id])
+        for run in population.runs
+    }
+    store.seal(Commit(population.id, attempt, records, runs, ENGINE, versions(), time.monotonic() - started))
+
+
+def _checkpoint_bytes(population: Population, label: str, weights: dict[str, torch.Tensor]) -> bytes:
+    """Return a stacked checkpoint as a worker writes it; the epoch of "best" is null."""
+    task = population.runs[0].task
+    stacked = unflatten(task, torch.stack(list(weights.values())))
+    header = {
+        "format": CHECKPOINT_FORMAT,
+        "task": task,
+        "label": label,
+        "run_ids": list(weights),
+        "epochs": [None if label == "best" else int(label)] * len(weights),
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in stacked.items()}
+    return save(tensors, {HEADER_KEY: json.dumps(header)})
+
+
+def _metrics_bytes(population: Population, by_run: dict[str, dict[str, ReleasedCheckpoint]]) -> bytes:
+    """Return metrics as a worker writes them, NaN where the release says nothing, with a column best_test_accuracy."""
+    epochs = population.runs[0].epochs
+    unknown = [math.nan] * (epochs + 1)
+    accuracies, best = [], []
+    for run in population.runs:
+        released = by_run[run.run_id]
+        by_label = {label: checkpoint.accuracy for label, checkpoint in released.items()}
+        best.append(by_label.pop("best", None))
+        accuracies.append([by_label.get(str(epoch), math.nan) for epoch in range(epochs + 1)])
+    columns: dict[str, Any] = {"run_id": [run.run_id for run in population.runs]}
+    for name in METRICS:
+        lists = accuracies if name == "test_accuracy" else [unknown] * len(population.runs)
+        columns[name] = pa.array(lists, pa.list_(pa.float64()))
+    columns["best_test_accuracy"] = pa.array(best, pa.float64())
+    sink = BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def _make_report(
+    store: Store, plan: Plan, table: ReleaseTable, archive: ReleaseArchive, findings: list[Finding], skipped: int
+) -> ReleaseReport:
+    """Sum up from the commits, so that a call that goes on reports what earlier calls found too."""
+    labels = []
+    for population in plan.populations:
+        commit = store.commit(population.id)
+        labels += [record.labels for record in commit.runs.values()]
+        if FINDINGS_FILE in commit.files:
+            content = store.read(population.id, commit.attempt, FINDINGS_FILE)
+            findings += [Finding(**finding) for finding in json.loads(content)]
+    return ReleaseReport(
+        task=plan.task,
+        rows=table.rows,
+        files=len(archive.checkpoints) + len(archive.doubled),
+        checkpoints=sum(map(len, labels)),
+        runs=sum(map(bool, labels)),
+        populations=len(plan.populations),
+        skipped=skipped,
+        accuracy_columns=dict(table.accuracy_columns),
+        findings=findings,
+    )
