@@ -49,6 +49,13 @@ def read_data_record(root: Path) -> dict[str, Any] | None:
         ) from error
 
 
+def load_data(source: Any, root: Path, data_dir: Path | None) -> TaskData:
+    """Load a task's data for a sweep directory, with the embedding that it keeps, if it keeps one."""
+    if (root / EMBEDDING).is_file():
+        return source.load(data_dir, embedding=read_embedding((root / EMBEDDING).parent))
+    return source.load(data_dir)
+
+
 def read_embedding(folder: Path) -> tuple[Any, tuple[str, ...]]:
     """Return word vectors, float32 [V, 32], and vocabulary from a folder that holds both files."""
     vectors = load((folder / Path(EMBEDDING).name).read_bytes())["word_vectors"]

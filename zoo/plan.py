@@ -10,7 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from generators.architecture import parameter_count
@@ -153,7 +153,7 @@ def make_plan(
     for run in runs:
         groups[tuple(v for name, v in run.to_dict().items() if name not in PER_RUN_FIELDS)].append(run)
     populations = (Population.of(part) for group in groups.values() for part in _even_parts(group, size))
-    return Plan(tuple(populations), config.labels, size, asdict(config.data))
+    return Plan(tuple(populations), config.labels, size, config.data.settings())
 
 
 def _even_parts(group: list[Hyperparameters], size: int) -> Iterator[list[Hyperparameters]]:

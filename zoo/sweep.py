@@ -15,7 +15,7 @@ from tqdm import tqdm
 from generators.tasks.data import TaskData
 from zoo.cluster import Cluster, Failure, FailureKind, connect
 from zoo.config import SweepConfig
-from zoo.data_record import write_data_record
+from zoo.data_record import load_data, write_data_record
 from zoo.errors import PlanError
 from zoo.plan import Plan, Population, differences, make_plan
 from zoo.store import Store, new_attempt
@@ -85,7 +85,7 @@ def generate(
         SweepInterrupted: SIGINT or SIGTERM came; all sealed work is kept.
     """
     store = Store(sweep_dir)
-    data = config.data.load(Path(data_dir) if data_dir is not None else None)
+    data = load_data(config.data, store.root, Path(data_dir) if data_dir is not None else None)
     cluster = connect(workers, address)
     try:
         plans = settle_plan(store, config, data, cluster.on_gpu, extend)

@@ -13,7 +13,7 @@ import hashlib
 import importlib.metadata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ TEST_TEXTS = 7_600
 ORIGINAL_COLUMNS = ("Class Index", "Title", "Description")
 COLUMN_SYNONYMS = {"description": ("description", "content"), "label": ("label", "class index")}
 Row = tuple[list[str], int]
+Embedding = tuple[torch.Tensor, tuple[str, ...]]
+"""Word vectors, float32 [V, 32], and the words of rows 1 to V - 1."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,12 @@ class AGNewsSource:
         """Return how many training and test texts there will be if the source has all, without reading them."""
         return min(TRAIN_TEXTS, self.train_limit or TRAIN_TEXTS), min(TEST_TEXTS, self.test_limit or TEST_TEXTS)
 
-    def load(self, data_dir: Path | None) -> TaskData:
+    def settings(self) -> dict[str, Any]:
+        """Return the settings for the record; of a file of word vectors the name only."""
+        path = Path(self.vectors)
+        return asdict(self) | {"vectors": path.name if path.is_file() else self.vectors}
+
+    def load(self, data_dir: Path | None, embedding: Embedding | None = None) -> TaskData:
         """Return AG News with token ids int32 [N, T], lengths, and the frozen embedding float32 [V, 32].
 
         Row 0 of the embedding is zero; it stands for padding and for every word without a vector. Rows 1 to V - 1 are
@@ -103,6 +110,8 @@ class AGNewsSource:
 
         Args:
             data_dir: folder with train*.csv[.gz] and test*.csv[.gz]; not needed for the Hub.
+            embedding: word vectors and vocabulary that a sweep or a dataset keeps, to be used in place of `vectors`:
+                trained ones come out the same on the same kind of machine only.
 
         Raises:
             InputError: a file, a row, a column or the word vectors cannot be used, or the Hub cannot be reached.
@@ -111,9 +120,13 @@ class AGNewsSource:
         train_texts, train_labels = _take(rows["train"], self.train_limit, "train")
         test_texts, test_labels = _take(rows["test"], self.test_limit, "test")
         shortened = [text[: self.max_tokens] for text in chain(train_texts, test_texts)]
-        vectors = self._word_vectors(train_texts, list(dict.fromkeys(chain.from_iterable(shortened))))
-        embedding = np.concatenate([np.zeros((1, WIDTH), np.float32), vectors.matrix])
-        row_of = {word: row for row, word in enumerate(vectors.words, start=1)}
+        vector_origin = {"source": "kept embedding"}
+        if embedding is None:
+            vectors = self._word_vectors(train_texts, list(dict.fromkeys(chain.from_iterable(shortened))))
+            matrix = np.concatenate([np.zeros((1, WIDTH), np.float32), vectors.matrix])
+            embedding, vector_origin = (torch.from_numpy(matrix), vectors.words), vectors.origin
+        word_vectors, vocabulary = embedding
+        row_of = {word: row for row, word in enumerate(vocabulary, start=1)}
         train = _encode(shortened[: len(train_texts)], train_labels, row_of, self.max_tokens)
         test = _encode(shortened[len(train_texts) :], test_labels, row_of, self.max_tokens)
         origin |= {
@@ -125,11 +138,11 @@ class AGNewsSource:
                 "test": _share_cut(test_texts, self.max_tokens),
             },
             "unknown_tokens": {"train": _share_unknown(train), "test": _share_unknown(test)},
-            "vocabulary": len(vectors.words),
-            "word_vectors": vectors.origin,
+            "vocabulary": len(vocabulary),
+            "word_vectors": vector_origin,
             "libraries": {name: importlib.metadata.version(name) for name in ("datasets", "gensim", "numpy")},
         }
-        return TaskData("ag_news", train, test, torch.from_numpy(embedding), vectors.words, origin)
+        return TaskData("ag_news", train, test, word_vectors, vocabulary, origin)
 
     def _open(self, data_dir: Path | None) -> tuple[dict[str, Iterator[Row]], dict[str, Any]]:
         if self.source == "hub" or (self.source == "auto" and data_dir is None):

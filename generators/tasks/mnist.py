@@ -9,8 +9,9 @@ import gzip
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +52,10 @@ class MNISTSource:
             (EMBEDDED_IMAGES - EMBEDDED_TEST, EMBEDDED_TEST) if self.source == "embedded" else (60_000, 10_000)
         )
         return min(train, self.train_limit or train), min(test, self.test_limit or test)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings for the record."""
+        return asdict(self)
 
     def load(self, data_dir: Path | None) -> TaskData:
         """Return MNIST as bytes; `data_dir` is the folder of the files ("embedded" needs none).
