@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import yaml
 from safetensors.numpy import save_file
 
+REPO = "user/small-transformer-zoo"
+"""Where tests publish it."""
 WIDTH = 64
 """Float32 weights a row."""
 

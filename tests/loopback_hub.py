@@ -1,7 +1,8 @@
 """A Hugging Face Hub on 127.0.0.1 for tests: dataset repositories in memory, served to the real client libraries.
 
     with LoopbackHub(tmp_path) as hub:
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, **hub.environment()}, check=True)
+        hub.upload("user/zoo", folder)
+        hub.run("import json; ...; print(json.dumps(result))")  # with the variables of hub.environment()
         hub.counters.sent(file="mnist/*")          # bytes of response bodies, by file of the repository
         hub.faults.append(Fault("POST", "*/commit/*", status=412))
 
@@ -11,8 +12,11 @@ know is answered with 404 and kept in `hub.unknown`, so that a test can see that
 """
 
 import fnmatch
+import json
+import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -29,6 +33,7 @@ import pytest
 from loopback_api import Answer, Api, Question, refusal
 from loopback_repository import Repository, Store
 
+_BLOCK = 2**16
 WRITE_TOKEN = "hf_loopbackwritetokenloopbackwritetoken"
 READ_TOKEN = "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"
 
@@ -70,17 +75,17 @@ class Fault:
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exchange:
-    """One request and its answer; bytes are those of the bodies that went over the wire."""
+    """One request and its answer, counted as they pass; bytes are those of the bodies on the wire."""
 
     method: str
     path: str
     file: str | None
     """The file of the repository that was read (`resolve`), if any."""
-    status: int
-    received: int
-    sent: int
+    status: int = 0
+    received: int = 0
+    sent: int = 0
 
 
 class Counters:
@@ -163,6 +168,20 @@ class LoopbackHub:
         }
         return variables if token is None else {**variables, "HF_TOKEN": token}
 
+    def run(self, program: str, *arguments: str, token: str | None = WRITE_TOKEN) -> Any:
+        """What a Python program prints last, as JSON, in a process of its own whose libraries know only this Hub."""
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env={**os.environ, **self.environment(token)},
+            cwd=Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"the program ended with {done.returncode}:\n{done.stderr}")
+        return json.loads(done.stdout.splitlines()[-1])
+
     def connect(self, monkeypatch: pytest.MonkeyPatch, token: str | None = WRITE_TOKEN) -> None:
         """Points `huggingface_hub` in this process, imported already, at this Hub until the test ends."""
         constants = huggingface_hub.constants
@@ -202,6 +221,10 @@ class LoopbackHub:
             raise KeyError(revision)
         return {path: blob.data for path, blob in tree.files.items() if path != ".gitattributes"}
 
+    def commits(self, repo_id: str) -> int:
+        """How many commits were made, beside the one with which the Hub begins a repository."""
+        return len(self.repository(repo_id).commits) - 1
+
     def fault_for(self, method: str, path: str) -> Fault | None:
         """The first injected fault that strikes this request."""
         with self._fault_lock:
@@ -233,21 +256,17 @@ def _handler_of(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
         def serve(self) -> None:
             target = urlsplit(self.path)
             path = unquote(target.path)
-            fault = hub.fault_for(self.command, path)
-            self.received, self.sent, status = 0, 0, 0
             file = re.match(r"/datasets/[^/]+/[^/]+/resolve/[^/]+/(.+)", target.path)
+            self.exchange = Exchange(self.command, path, unquote(file[1]) if file else None)
+            hub.counters.add(self.exchange)
+            fault = hub.fault_for(self.command, path)
             try:
                 body = self.read_body(fault.cut_request if fault else None)
                 question = Question(self.command, target.path, target.query, dict(self.headers.items()), body)
-                answer = self.answer(question, fault)
-                status = answer.status
-                self.write(answer, fault.cut_response if fault else None)
+                self.write(self.answer(question, fault), fault.cut_response if fault else None)
             except (_Cut, ConnectionError):
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
-            finally:
-                name = unquote(file[1]) if file else None
-                hub.counters.add(Exchange(self.command, path, name, status, self.received, self.sent))
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve
 
@@ -280,7 +299,7 @@ def _handler_of(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
         def read_exactly(self, size: int, cut: int | None) -> bytes:
             wanted = size if cut is None else min(size, cut)
             data = self.rfile.read(wanted)
-            self.received += len(data)
+            self.exchange.received += len(data)
             if len(data) < size:
                 raise _Cut
             return data
@@ -288,14 +307,17 @@ def _handler_of(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
         def write(self, answer: Answer, cut: int | None) -> None:
             if cut == 0:
                 raise _Cut
+            self.exchange.status = answer.status
             self.send_response(answer.status)
             for name, value in {**answer.headers, "Content-Length": str(len(answer.body))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command != "HEAD":
-                body = answer.body[:cut]
-                self.wfile.write(body)
-                self.sent = len(body)
+            body = answer.body[:cut] if self.command != "HEAD" else b""
+            for start in range(0, len(body), _BLOCK):
+                block = body[start : start + _BLOCK]
+                # Counted before it goes out: whoever has read an answer finds it counted.
+                self.exchange.sent += len(block)
+                self.wfile.write(block)
             self.wfile.flush()
             if cut is not None:
                 raise _Cut

@@ -1,9 +1,5 @@
 """The loopback Hub itself: what the real clients read through it, what it counts, and that its faults strike."""
 
-import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,10 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, HfFileSystem, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-from loopback_dataset import contents, write_dataset
+from loopback_dataset import REPO, contents, write_dataset
 from loopback_hub import READ_TOKEN, WRITE_TOKEN, Exchange, Fault, LoopbackHub
-
-REPO = "user/small-transformer-zoo"
 
 
 @pytest.fixture
@@ -116,24 +110,12 @@ print(json.dumps([*runs, len(streamed[0]["weight"]), len(list(index))]))
 """
 
 
-def load(hub: LoopbackHub, program: str) -> list:
-    done = subprocess.run(
-        [sys.executable, "-c", program, REPO],
-        env={**os.environ, **hub.environment(token=None)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_load_dataset_streaming_and_not_with_columns_and_filters(hub: LoopbackHub, tmp_path: Path) -> None:
     """datasets#7867: filters must not fail against sizes in the card."""
     write_dataset(tmp_path / "dataset", rows=81, shards=3)
     hub.upload(REPO, tmp_path / "dataset")
     best = ["v0-0", "v0-1", "v0-2"]
-    assert load(hub, LOAD) == [best, best, 64, 81]
+    assert hub.run(LOAD, REPO) == [best, best, 64, 81]
     assert hub.unknown == []
 
 
