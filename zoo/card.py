@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from io import BytesIO
 from pathlib import Path
 from string import Template
@@ -20,6 +19,7 @@ from generators.architecture import parameter_count, tensor_table
 from generators.optimizers import KINDS
 from zoo.schema import CURVES, INDEX_COLUMNS, SCALARS, checkpoint_schema, index_schema
 from zoo.shards import SPLITS, Tables, counts
+from zoo.shipped import shipped_folder
 
 TEMPLATE = "dataset_card.md"
 INDEX_SPLIT = "train"
@@ -157,10 +157,7 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _template() -> str:
-    """The card's template: cards/ of a source tree, or its copy inside an installed package."""
-    tree = Path(__file__).resolve().parents[1] / "cards" / TEMPLATE
-    source = tree if tree.is_file() else resources.files("zoo") / "cards" / TEMPLATE
-    return source.read_text(encoding="utf-8")
+    return (shipped_folder("cards") / TEMPLATE).read_text(encoding="utf-8")
 
 
 def _caption(path: str) -> str:

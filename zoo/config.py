@@ -5,7 +5,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -16,6 +15,7 @@ from generators.errors import InputError
 from generators.hyperparameters import BEST_BY, INITIALISATIONS, OPTIMIZERS
 from generators.tasks import SOURCES
 from zoo.errors import ConfigError
+from zoo.shipped import shipped_folder
 
 ENGINES = ("auto", "torch", "fused")
 
@@ -59,6 +59,24 @@ class StoreConfig:
 
 
 @dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep is run; nothing of it changes a result."""
+
+    grace_seconds: float = 120.0
+    """After SIGINT or SIGTERM, running populations have so long to reach an epoch's end and save their state."""
+    hang_seconds: float = 3600.0
+    """A worker that finishes no epoch for so long is taken for hanging and ended."""
+    gpus_per_population: float = 1.0
+    """Less than 1 puts several populations on one GPU."""
+
+    def __post_init__(self) -> None:
+        _require("grace_seconds", self.grace_seconds, self.grace_seconds >= 0, "0 or more")
+        _require("hang_seconds", self.hang_seconds, self.hang_seconds > 0, "more than 0")
+        fits = 0 < self.gpus_per_population <= 1
+        _require("gpus_per_population", self.gpus_per_population, fits, "more than 0, at most 1")
+
+
+@dataclass(frozen=True)
 class SweepConfig:
     """A sweep: one task, one recipe, a grid of hyperparameters."""
 
@@ -90,6 +108,8 @@ class SweepConfig:
     """Where the task's data comes from; keys depend on the task."""
     store: StoreConfig = field(default_factory=StoreConfig)
     """How the sweep is kept."""
+    sweep: SweepOptions = field(default_factory=SweepOptions)
+    """How the sweep is run."""
 
     def __post_init__(self) -> None:
         _require("epochs", self.epochs, self.epochs >= 1, "1 or more")
@@ -167,7 +187,7 @@ def parse_config(content: Mapping[str, Any]) -> SweepConfig:
 
 def presets() -> list[str]:
     """Names of the presets that ship with the package."""
-    return sorted(path.name.removesuffix(".yaml") for path in _preset_folder().iterdir() if path.name.endswith(".yaml"))
+    return sorted(path.stem for path in shipped_folder("configs").glob("*.yaml"))
 
 
 def build(cls: type, content: Any, prefix: str) -> Any:
@@ -249,7 +269,7 @@ def _read(source: str | Path) -> tuple[str, str]:
     """Return the text of a configuration and the name by which errors call it."""
     path = Path(source)
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
-        preset = _preset_folder() / f"{source}.yaml"
+        preset = shipped_folder("configs") / f"{source}.yaml"
         if preset.is_file():
             return preset.read_text(encoding="utf-8"), f"preset {source}"
         raise ConfigError(f"{source}: no such file or preset; presets: {', '.join(presets())}")
@@ -257,12 +277,6 @@ def _read(source: str | Path) -> tuple[str, str]:
         return path.read_text(encoding="utf-8"), str(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML file") from error
-
-
-def _preset_folder() -> Any:
-    """configs/ of a source tree, or its copy inside an installed package."""
-    tree = Path(__file__).resolve().parents[1] / "configs"
-    return tree if tree.is_dir() else resources.files("zoo") / "configs"
 
 
 class _Loader(yaml.SafeLoader):
