@@ -14,7 +14,6 @@ then removes what is stale: at any moment the folder is a whole dataset, the old
 """
 
 import hashlib
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -145,14 +144,14 @@ def _copy_embeddings(stores: Sequence[Store], out: Path) -> list[str]:
     """Copy each task's frozen embedding once; the data digest has shown that all sweeps of a task have the same."""
     copied: list[str] = []
     for store in stores:
-        record = read_data_record(store.root)
-        if record is None or not (store.root / EMBEDDING).is_file():
+        record = read_data_record(store.storage)
+        if record is None or not store.storage.exists(EMBEDDING):
             continue
         for source in (EMBEDDING, VOCABULARY):
             name = f"{record['task']}/{Path(source).name}"
             if name not in copied:
                 (out / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(store.root / source, out / name)
+                (out / name).write_bytes(store.storage.read(source))
                 copied.append(name)
     return copied
 
@@ -166,7 +165,7 @@ def _provenance(stores: Sequence[Store], tables: Tables) -> dict[str, Any]:
             engines.add(commit.engine)
             for name, version in commit.versions.items():
                 versions.setdefault(name, set()).add(version)
-    data = [record for store in stores if (record := read_data_record(store.root)) is not None]
+    data = [record for store in stores if (record := read_data_record(store.storage)) is not None]
     return {
         "format": PROVENANCE_FORMAT,
         "data": {record["task"]: record for record in data},

@@ -4,8 +4,13 @@ A cluster has a number of slots (one a GPU, or one a CPU core), takes one task a
 reports how a task failed, by kind. What is done is decided by the store, not here.
 """
 
+import errno
 import logging
 import os
+import re
+import signal
+import socket
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +21,20 @@ from typing import Any, Protocol
 # Ray listens on all interfaces otherwise, even where it only serves this process. Has to be set before the import.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
+import torch
 from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from zoo.errors import ZooError
+
+RECOUNT_SECONDS = 5.0
+"""Nodes come and go; slots are counted anew after so long."""
+NODE_ANSWER_SECONDS = 120.0
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class FailureKind(Enum):
@@ -29,6 +43,8 @@ class FailureKind(Enum):
     LOST_NODE = "lost node"
     CRASH = "crash"
     OUT_OF_MEMORY = "out of GPU memory"
+    DISK_FULL = "full disk"
+    STORAGE = "storage error"
     ERROR = "error"
 
 
@@ -39,40 +55,65 @@ class Failure:
     kind: FailureKind
     detail: str
 
+    @classmethod
+    def of(cls, error: BaseException, detail: str) -> "Failure":
+        """Sort an exception that a task raised."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return cls(FailureKind.OUT_OF_MEMORY, detail)
+        if isinstance(error, OSError):
+            full = error.errno in DISK_FULL
+            return cls(FailureKind.DISK_FULL if full else FailureKind.STORAGE, detail)
+        return cls(FailureKind.ERROR, detail)
+
 
 class Cluster(Protocol):
-    slots: int
-    """Tasks that can run at once."""
     on_gpu: bool
-    """Whether each task has a GPU of its own."""
+    """Whether each task has a GPU of its own (or a share of one, on request)."""
+
+    @property
+    def slots(self) -> int:
+        """Tasks that can run at once, now."""
+        ...
 
     def share(self, value: Any) -> Any:
         """Make a value available to all tasks once; pass the result to `submit` in its place."""
         ...
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Start a task; returns a handle for `wait`."""
+        """Start a task; returns a handle for `wait`, which can be a dictionary key."""
         ...
 
     def wait(self, tasks: list[Any], timeout: float) -> list[tuple[Any, Any]]:
         """Wait at most `timeout` seconds for one of `tasks`; return (handle, result or Failure) of those that ended."""
         ...
 
+    def kill(self, task: Any, host: str | None, pid: int | None) -> None:
+        """End a task that hangs, in the process `pid` of `host` if that is known; `wait` then reports a crash."""
+        ...
+
+    def on_every_node(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[str, Any]]:
+        """Call a function once on every node that takes tasks; return (host, result or Failure) of each."""
+        ...
+
     def close(self) -> None: ...
 
 
-def connect(workers: int | None = None, address: str | None = None) -> Cluster:
+def connect(workers: int | None = None, address: str | None = None, gpus_per_task: float = 1.0) -> Cluster:
     """Return a cluster to train on.
 
     Args:
         workers: how many tasks run at once; None for all GPUs, or all cores where there is no GPU; 0 trains in this
             process, without Ray.
         address: of a running Ray cluster ("auto" for the one that this machine belongs to); None starts Ray here, for
-            this process only.
+            this process only (or uses the one that this process is connected to already).
+        gpus_per_task: less than 1 puts several tasks on a GPU.
+
+    Raises:
+        ZooError: no cluster answers at `address`.
     """
     if workers == 0:
         return InProcess()
-    return RayCluster(workers, address)
+    return RayCluster(workers, address, gpus_per_task)
 
 
 class InProcess:
@@ -88,37 +129,48 @@ class InProcess:
         return partial(function, *arguments)
 
     def wait(self, tasks: list[Any], timeout: float) -> list[tuple[Any, Any]]:
+        if not tasks:
+            time.sleep(timeout)
+            return []
         try:
             return [(tasks[0], tasks[0]())]
-        except Exception:
-            return [(tasks[0], Failure(FailureKind.ERROR, traceback.format_exc()))]
+        except Exception as error:
+            return [(tasks[0], Failure.of(error, traceback.format_exc()))]
+
+    def kill(self, task: Any, host: str | None, pid: int | None) -> None:
+        """A task of this process ends before anyone can find it hanging."""
+
+    def on_every_node(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[str, Any]]:
+        return [(socket.gethostname(), function(*arguments))]
 
     def close(self) -> None:
-        pass
+        """Nothing was started."""
 
 
 class RayCluster:
     """Slots on a Ray cluster, or on a Ray of our own that ends with this process."""
 
-    def __init__(self, workers: int | None, address: str | None) -> None:
-        if address is None:
-            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise ZooError(
-                    f"--address {address}: no Ray cluster answers ({error}); start one with `ray start --head`, "
-                    f"or leave --address out to train on this machine"
-                ) from error
-        resources = ray.cluster_resources()
-        gpus = int(resources.get("GPU", 0))
+    def __init__(self, workers: int | None, address: str | None, gpus_per_task: float) -> None:
+        self._connected_here = not ray.is_initialized()
+        if self._connected_here:
+            _start(workers, address)
+        gpus = ray.cluster_resources().get("GPU", 0)
         self.on_gpu = gpus > 0
-        available = gpus or int(resources.get("CPU", 1))
-        self.slots = min(workers or available, available)
-        gpus_needed, cpus_needed = (1, 0) if self.on_gpu else (0, 1)
+        self._workers = workers
+        self._resource, self._per_task = ("GPU", gpus_per_task) if self.on_gpu else ("CPU", 1.0)
+        self._counted_at = -RECOUNT_SECONDS
+        needs: dict[str, Any] = {"num_gpus": gpus_per_task, "num_cpus": 0} if self.on_gpu else {"num_cpus": 1}
         # A task must not be started a second time behind our back: what is to be done again is decided by the store.
-        self._remote = ray.remote(max_retries=0, num_gpus=gpus_needed, num_cpus=cpus_needed)(_call)
+        self._remote = ray.remote(max_retries=0, **needs)(_call)
+        self._light = ray.remote(max_retries=0, num_cpus=0)(_call)
+
+    @property
+    def slots(self) -> int:
+        if time.monotonic() - self._counted_at >= RECOUNT_SECONDS:
+            self._counted_at = time.monotonic()
+            available = int(ray.cluster_resources().get(self._resource, 0) / self._per_task)
+            self._slots = available if self._workers is None else min(self._workers, available)
+        return self._slots
 
     def share(self, value: Any) -> Any:
         return ray.put(value)
@@ -127,30 +179,65 @@ class RayCluster:
         return self._remote.remote(function, *arguments)
 
     def wait(self, tasks: list[Any], timeout: float) -> list[tuple[Any, Any]]:
+        if not tasks:
+            time.sleep(timeout)
+            return []
         ready, _ = ray.wait(tasks, num_returns=1, timeout=timeout)
         return [(task, _result(task)) for task in ready]
 
+    def kill(self, task: Any, host: str | None, pid: int | None) -> None:
+        ray.cancel(task, force=True)
+        # A process that is stopped, or deep in foreign code, does not hear that.
+        for node in self._nodes():
+            if pid is not None and node["NodeManagerHostname"] == host:
+                self._on(node).remote(os.kill, pid, signal.SIGKILL)
+
+    def on_every_node(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[str, Any]]:
+        tasks = {self._on(node).remote(function, *arguments): node for node in self._nodes()}
+        ray.wait(list(tasks), num_returns=len(tasks), timeout=NODE_ANSWER_SECONDS)
+        return [(node["NodeManagerHostname"], _result(task, timeout=0)) for task, node in tasks.items()]
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get(self._resource, 0) > 0]
+
+    def _on(self, node: dict[str, Any]) -> Any:
+        return self._light.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+
     def close(self) -> None:
-        ray.shutdown()
+        if self._connected_here:
+            ray.shutdown()
+
+
+def _start(workers: int | None, address: str | None) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ZooError(
+            f"--address {address}: no Ray cluster answers ({_one_line(error)}); start one with `ray start --head`, "
+            f"or leave --address out to train on this machine"
+        ) from error
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _result(task: Any) -> Any:
+def _result(task: Any, timeout: float | None = None) -> Any:
     try:
-        return ray.get(task)
-    except exceptions.NodeDiedError as error:
-        return Failure(FailureKind.LOST_NODE, _one_line(error))
-    except exceptions.OutOfMemoryError as error:
-        return Failure(FailureKind.CRASH, _one_line(error))
-    except (exceptions.WorkerCrashedError, exceptions.LocalRayletDiedError, exceptions.ObjectLostError) as error:
-        return Failure(FailureKind.CRASH, _one_line(error))
+        return ray.get(task, timeout=timeout)
     except exceptions.RayTaskError as error:
-        kind = FailureKind.OUT_OF_MEMORY if "CUDA out of memory" in str(error) else FailureKind.ERROR
-        return Failure(kind, str(error))
+        return Failure.of(error.cause, COLOUR.sub("", str(error)))
+    except exceptions.LocalRayletDiedError as error:
+        raise ZooError(f"Ray on this machine has ended ({_one_line(error)}); run the command again") from error
+    except (exceptions.NodeDiedError, exceptions.TaskUnschedulableError) as error:
+        return Failure(FailureKind.LOST_NODE, _one_line(error))
+    except exceptions.RayError as error:
+        return Failure(FailureKind.CRASH, _one_line(error))
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+    return " ".join(COLOUR.sub("", str(error)).split())[:500]

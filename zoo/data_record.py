@@ -12,15 +12,15 @@ from typing import Any
 from safetensors.torch import load, save
 
 from generators.tasks.data import TaskData
-from zoo import files
 from zoo.errors import StoreError
+from zoo.storage import Storage
 
 RECORD = "data/record.json"
 EMBEDDING = "data/embedding.safetensors"
 VOCABULARY = "data/vocabulary.txt"
 
 
-def write_data_record(root: Path, data: TaskData) -> None:
+def write_data_record(storage: Storage, data: TaskData) -> None:
     """Keep the record of a sweep's data, unless it is there already."""
     record = {
         "task": data.task,
@@ -31,28 +31,27 @@ def write_data_record(root: Path, data: TaskData) -> None:
         "origin": data.origin,
     }
     if data.word_vectors is not None:
-        files.put_if_absent(root / EMBEDDING, save({"word_vectors": data.word_vectors.cpu().contiguous()}))
-        files.put_if_absent(root / VOCABULARY, "".join(f"{word}\n" for word in data.vocabulary).encode())
-    files.put_if_absent(root / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
+        storage.put_if_absent(EMBEDDING, save({"word_vectors": data.word_vectors.cpu().contiguous()}))
+        storage.put_if_absent(VOCABULARY, "".join(f"{word}\n" for word in data.vocabulary).encode())
+    storage.put_if_absent(RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
 
 
-def read_data_record(root: Path) -> dict[str, Any] | None:
+def read_data_record(storage: Storage) -> dict[str, Any] | None:
     """Return the record of a sweep's data; None for imported runs, which have none."""
-    path = root / RECORD
-    if not path.is_file():
-        return None
     try:
-        return json.loads(path.read_text())
+        return json.loads(storage.read(RECORD))
+    except FileNotFoundError:
+        return None
     except ValueError as error:
         raise StoreError(
-            f"{path}: not readable JSON ({error}); run `zoo generate` again after moving it away"
+            f"{storage.root}/{RECORD}: not readable JSON ({error}); run `zoo generate` again after moving it away"
         ) from error
 
 
-def load_data(source: Any, root: Path, data_dir: Path | None) -> TaskData:
+def load_data(source: Any, storage: Storage, data_dir: Path | None) -> TaskData:
     """Load a task's data for a sweep directory, with the embedding that it keeps, if it keeps one."""
-    if (root / EMBEDDING).is_file():
-        return source.load(data_dir, embedding=read_embedding((root / EMBEDDING).parent))
+    if storage.exists(EMBEDDING):
+        return source.load(data_dir, embedding=read_embedding(storage.local_folder("data")))
     return source.load(data_dir)
 
 

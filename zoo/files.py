@@ -5,10 +5,13 @@ flushed too. `link` fails where the name exists, also on NFS, which makes it the
 """
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from zoo.storage import Entry
 
 TEMPORARY_PREFIX = ".tmp-"
 """Files of this prefix are unfinished; readers ignore them and anyone may remove old ones."""
@@ -32,10 +35,67 @@ def put_if_absent(path: Path, content: bytes) -> bool:
     return True
 
 
+class LocalStorage:
+    """A folder of a POSIX file system, local or NFS; see `zoo.storage.Storage`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()  # workers start in folders of their own
+
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        write(self.root / name, content)
+
+    def put_if_absent(self, name: str, content: bytes) -> bool:
+        return put_if_absent(self.root / name, content)
+
+    def write_hint(self, name: str, content: bytes) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary_name(path)
+        temporary.write_bytes(content)
+        temporary.rename(path)
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def children(self, folder: str) -> list[str]:
+        try:
+            names = [path.name for path in (self.root / folder).iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
+
+    def walk(self, folder: str) -> dict[str, Entry]:
+        entries = {}
+        for path in sorted((self.root / folder).rglob("*")):
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue  # gone since it was listed
+            if not path.is_dir():
+                entries[path.relative_to(self.root).as_posix()] = Entry(found.st_size, found.st_mtime)
+        return entries
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def remove_folder(self, folder: str) -> None:
+        shutil.rmtree(self.root / folder, ignore_errors=True)
+
+    def local_folder(self, folder: str) -> Path:
+        return self.root / folder
+
+    def free_bytes(self) -> int | None:
+        folder = next(path for path in (self.root, *self.root.parents) if path.is_dir())
+        return shutil.disk_usage(folder).free
+
+
 @contextmanager
 def _temporary(path: Path, content: bytes) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+    _make_folder(path.parent)
+    temporary = _temporary_name(path)
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -44,6 +104,19 @@ def _temporary(path: Path, content: bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it; each is flushed into the one that holds it."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _flush_folder(folder.parent)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@
     populations/ID/state/               states to resume from, named by epoch and digest; gone after sealing
     commits/ID.json                     the seal: files, sizes, digests and the status of each run; put only if absent
     quarantine/ID.json                  populations that failed, with their error
+    removed/                            commits that repair took out
 
 The contract: an attempt writes into its own folder only; it counts from the moment its commit exists, and the first
 commit wins; nothing that a commit names is written again. Readers follow commits, so half-written, lost and doubled
@@ -13,20 +14,24 @@ attempts cost time, never rows. Work to do = plans minus commits.
 
 import hashlib
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from zoo import files
 from zoo.errors import PlanError, StoreError
 from zoo.plan import Plan, Population
+from zoo.signs import Sign
+from zoo.storage import open_storage
 
 COMMIT_FORMAT = 1
 METRICS_FILE = "metrics.parquet"
+SIGN_FILE = "progress.json"
+STOP_FILE = "stop"
+STATE_FOLDER = "state"
+ERROR_CHARACTERS = 20_000
+"""A quarantined error keeps its last so many characters."""
 
 
 def checkpoint_file(label: str) -> str:
@@ -94,17 +99,48 @@ class Commit:
 
 
 class Store:
-    """A sweep directory."""
+    """A sweep directory: a local folder, or `s3://bucket/prefix`."""
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
+        self.storage = open_storage(root)
+
+    @property
+    def root(self) -> Path | str:
+        """The folder or URL, as messages call it."""
+        return self.storage.root
+
+    def check(self) -> None:
+        """Try whether the storage keeps the one promise that sealing needs: of two puts of a name, one wins.
+
+        Raises:
+            StoreError: it does not, or nothing can be written there.
+        """
+        name = f"probe-{uuid.uuid4().hex}"
+        try:
+            answers = [self.storage.put_if_absent(name, content) for content in (b"first", b"second")]
+            kept = self.storage.read(name)
+            self.storage.remove(name)
+        except OSError as error:
+            raise StoreError(
+                f"{self.root}: cannot be written ({error.strerror or error}), expected a folder with hard links; "
+                f"use another --sweep-dir"
+            ) from error
+        if (answers, kept) != ([True, False], b"first"):
+            raise StoreError(
+                f"{self.root}: a second conditional write replaced the first, expected a storage that refuses it "
+                f"(If-None-Match); use another --sweep-dir"
+            )
 
     # Plans
 
     def plans(self) -> list[Plan]:
         """Return the plans in the order in which they were added; [] for a new directory."""
-        folder = self.root / "plans"
-        return [Plan.from_json(path.read_text(), str(path)) for path in sorted(folder.glob("[0-9]*.json"))]
+        names = [f"plans/{name}" for name in self.storage.children("plans") if name.endswith(".json")]
+        return [Plan.from_json(self.storage.read(name).decode(), f"{self.root}/{name}") for name in names]
+
+    def has_plan(self) -> bool:
+        """Whether this machine sees the sweep at all."""
+        return self.storage.exists(_plan_name(0))
 
     def require_plans(self) -> list[Plan]:
         """Return the plans of an existing sweep."""
@@ -115,10 +151,9 @@ class Store:
 
     def add_plan(self, plan: Plan) -> None:
         """Add a further plan; an equal one that another driver has just put there is the same plan."""
-        number = len(self.plans())
-        path = self.root / "plans" / f"{number:03d}.json"
-        if not files.put_if_absent(path, plan.to_json().encode()) and path.read_text() != plan.to_json():
-            raise PlanError(f"{path}: another plan was put there at the same moment; run the command again")
+        name, content = _plan_name(len(self.plans())), plan.to_json().encode()
+        if not self.storage.put_if_absent(name, content) and self.storage.read(name) != content:
+            raise PlanError(f"{self.root}/{name}: another plan was put there at the same moment; run the command again")
 
     def populations(self) -> dict[str, Population]:
         """Return all planned populations by id."""
@@ -126,125 +161,154 @@ class Store:
 
     # Commits
 
-    def commit_path(self, population: str) -> Path:
-        return self.root / "commits" / f"{population}.json"
-
     def is_sealed(self, population: str) -> bool:
-        return self.commit_path(population).is_file()
+        return self.storage.exists(_commit_name(population))
 
     def sealed(self) -> set[str]:
         """Return the ids of all sealed populations (from names alone)."""
-        return {path.stem for path in (self.root / "commits").glob("*.json") if not path.name.startswith(".")}
+        return {name.removesuffix(".json") for name in self.storage.children("commits") if name.endswith(".json")}
 
     def commits(self) -> Iterator[Commit]:
         """Read all commits, ordered by population id."""
         return (self.commit(population) for population in sorted(self.sealed()))
 
     def commit(self, population: str) -> Commit:
-        path = self.commit_path(population)
-        return Commit.from_json(path.read_text(), str(path))
+        name = _commit_name(population)
+        return Commit.from_json(self.storage.read(name).decode(errors="replace"), f"{self.root}/{name}")
 
     def todo(self) -> list[Population]:
         """Return the planned populations that have no commit, in the plans' order."""
         sealed = self.sealed()
         return [population for id_, population in self.populations().items() if id_ not in sealed]
 
+    def seal(self, commit: Commit) -> bool:
+        """Seal a population, unless it is sealed already; return whether this commit is the one that counts."""
+        name, content = _commit_name(commit.population), commit.to_json().encode()
+        # A put whose answer was lost is repeated below us, and then finds its own content.
+        won = self.storage.put_if_absent(name, content) or self.storage.read(name) == content
+        if not won:
+            self.discard(commit.population, commit.attempt)
+        self.storage.remove_folder(_attempt_name(commit.population, STATE_FOLDER))
+        return won
+
+    def unseal(self, population: str) -> None:
+        """Take a commit out of the sweep, into removed/; the next `generate` trains the population again."""
+        name = _commit_name(population)
+        self.storage.write(f"removed/{new_attempt()}-{population}.json", self.storage.read(name))
+        self.storage.remove(name)
+
     # Attempts
 
     def attempt_folder(self, population: str, attempt: str) -> Path:
-        return self.root / "populations" / population / attempt
+        """Return a local folder with the files of a sealed attempt (fetched, where the sweep is remote)."""
+        return self.storage.local_folder(_attempt_name(population, attempt))
+
+    def read(self, population: str, attempt: str, name: str) -> bytes:
+        """Read one file of an attempt."""
+        return self.storage.read(f"{_attempt_name(population, attempt)}/{name}")
 
     def write(self, population: str, attempt: str, name: str, content: bytes) -> FileRecord:
         """Write one file of an attempt."""
-        files.write(self.attempt_folder(population, attempt) / name, content)
+        self.storage.write(f"{_attempt_name(population, attempt)}/{name}", content)
         return FileRecord.of(content)
 
-    def seal(self, commit: Commit) -> bool:
-        """Seal a population, unless it is sealed already; return whether this commit is the one that counts."""
-        won = files.put_if_absent(self.commit_path(commit.population), commit.to_json().encode())
-        if not won:
-            shutil.rmtree(self.attempt_folder(commit.population, commit.attempt), ignore_errors=True)
-        shutil.rmtree(self._state_folder(commit.population), ignore_errors=True)
-        return won
+    def attempts(self, population: str) -> list[str]:
+        """Return the names of a population's attempts, oldest first (by the clocks of their drivers)."""
+        return [name for name in self.storage.children(f"populations/{population}") if name != STATE_FOLDER]
+
+    def discard(self, population: str, attempt: str) -> None:
+        """Remove an attempt that will never be sealed."""
+        self.storage.remove_folder(_attempt_name(population, attempt))
+
+    def begun(self) -> list[str]:
+        """Return the ids of all populations that have an attempt or a state."""
+        return self.storage.children("populations")
 
     # States to resume from
 
-    def _state_folder(self, population: str) -> Path:
-        return self.root / "populations" / population / "state"
-
     def save_state(self, population: str, epoch: int, content: bytes) -> None:
         """Save a state, then drop older ones: there is always a whole one."""
-        folder = self._state_folder(population)
-        path = folder / f"{epoch:05d}-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
-        files.write(path, content)
-        for older in self._states(population):
-            if older.name < path.name:
-                older.unlink(missing_ok=True)
+        name = f"{epoch:05d}-{_short_digest(content)}.safetensors"
+        self.storage.write(f"{_attempt_name(population, STATE_FOLDER)}/{name}", content)
+        for older in self.states(population):
+            if older < name:
+                self.storage.remove(f"{_attempt_name(population, STATE_FOLDER)}/{older}")
 
     def load_states(self, population: str) -> Iterator[bytes]:
         """Yield the states whose digest is right, newest first."""
-        for path in reversed(self._states(population)):
+        for name in reversed(self.states(population)):
             try:
-                content = path.read_bytes()
+                content = self.read(population, STATE_FOLDER, name)
             except FileNotFoundError:
                 continue  # another attempt has just saved a newer one
-            if path.stem.partition("-")[2] == hashlib.sha256(content).hexdigest()[:16]:
+            if name.removesuffix(".safetensors").partition("-")[2] == _short_digest(content):
                 yield content
 
-    def _states(self, population: str) -> list[Path]:
-        return sorted(self._state_folder(population).glob("[0-9]*.safetensors"))
+    def states(self, population: str) -> list[str]:
+        """Return the names of a population's states; they start with the epoch."""
+        return self.storage.children(_attempt_name(population, STATE_FOLDER))
 
     # Signs of life
 
-    def write_progress(self, population: str, attempt: str, epoch: int) -> None:
-        """Leave a sign of life: the epoch reached and the time."""
-        content = json.dumps({"epoch": epoch, "time": time.time()})
-        path = self.attempt_folder(population, attempt) / "progress.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{files.TEMPORARY_PREFIX}progress-{uuid.uuid4().hex}")
-        temporary.write_text(content)  # no flush: a lost sign of life harms nobody
-        temporary.rename(path)
+    def write_sign(self, population: str, attempt: str, sign: Sign) -> None:
+        self.storage.write_hint(f"{_attempt_name(population, attempt)}/{SIGN_FILE}", sign.to_bytes())
 
-    def read_progress(self, population: str, attempt: str) -> dict[str, Any] | None:
-        """Return {"epoch", "time"} of an attempt, or None before its first epoch."""
+    def read_sign(self, population: str, attempt: str) -> Sign | None:
+        """Return an attempt's last sign of life; None before its first and after its end."""
         try:
-            return json.loads((self.attempt_folder(population, attempt) / "progress.json").read_text())
-        except FileNotFoundError:
-            return None
+            return Sign.from_bytes(self.read(population, attempt, SIGN_FILE))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None  # a sign is written without a flush, and may be torn by a power cut
 
-    def attempts(self, population: str) -> list[str]:
-        """Return the names of a population's attempts, oldest first."""
-        folder = self.root / "populations" / population
-        if not folder.is_dir():
-            return []
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name != "state")
+    def clear_sign(self, population: str, attempt: str) -> None:
+        """Take the sign of an attempt away that has ended."""
+        self.storage.remove(f"{_attempt_name(population, attempt)}/{SIGN_FILE}")
+
+    def signs(self, population: str) -> dict[str, Sign]:
+        """Return attempt -> last sign of life of all attempts that have one."""
+        found = {attempt: self.read_sign(population, attempt) for attempt in self.attempts(population)}
+        return {attempt: sign for attempt, sign in found.items() if sign is not None}
 
     def request_stop(self, population: str, attempt: str) -> None:
         """Ask an attempt to save its state and stop at the end of its epoch."""
-        folder = self.attempt_folder(population, attempt)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "stop").touch()
+        self.storage.write_hint(f"{_attempt_name(population, attempt)}/{STOP_FILE}", b"")
 
     def stop_requested(self, population: str, attempt: str) -> bool:
-        return (self.attempt_folder(population, attempt) / "stop").exists()
+        return self.storage.exists(f"{_attempt_name(population, attempt)}/{STOP_FILE}")
 
     # Quarantine
 
     def quarantine(self, population: str, error: str) -> None:
         """Set a population aside with its error; a later sweep tries it again."""
-        content = json.dumps({"population": population, "error": error}, indent=1)
-        files.write(self.root / "quarantine" / f"{population}.json", content.encode())
+        content = json.dumps({"population": population, "error": error[-ERROR_CHARACTERS:]}, indent=1)
+        self.storage.write(f"quarantine/{population}.json", content.encode())
 
     def release(self, population: str) -> None:
         """Take a population out of quarantine."""
-        (self.root / "quarantine" / f"{population}.json").unlink(missing_ok=True)
+        self.storage.remove(f"quarantine/{population}.json")
 
     def quarantined(self) -> dict[str, str]:
         """Return population id -> error of all populations in quarantine."""
-        entries = (json.loads(path.read_text()) for path in sorted((self.root / "quarantine").glob("*.json")))
+        entries = (json.loads(self.storage.read(f"quarantine/{name}")) for name in self.storage.children("quarantine"))
         return {entry["population"]: entry["error"] for entry in entries}
 
 
 def new_attempt() -> str:
     """Return a name for an attempt: sorts by time, never given twice."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+
+
+def _plan_name(number: int) -> str:
+    return f"plans/{number:03d}.json"
+
+
+def _commit_name(population: str) -> str:
+    return f"commits/{population}.json"
+
+
+def _attempt_name(population: str, attempt: str) -> str:
+    return f"populations/{population}/{attempt}"
+
+
+def _short_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,29 +1,22 @@
 """A sweep: the populations that have no commit yet, dealt over a cluster until all have one."""
 
-import contextlib
-import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
+from generators.architecture import parameter_count
 from generators.tasks.data import TaskData
-from zoo.cluster import Cluster, Failure, FailureKind, connect
+from zoo.cluster import DISK_FULL, Cluster, connect
 from zoo.config import SweepConfig
 from zoo.data_record import load_data, write_data_record
-from zoo.errors import PlanError
-from zoo.plan import Plan, Population, differences, make_plan
-from zoo.store import Store, new_attempt
-from zoo.worker import WorkerSettings, run_population
-
-POLL_SECONDS = 0.5
-CRASHES_IN_A_ROW = 3
-"""A population whose worker has died so often, with no new state in between, is set aside."""
+from zoo.driver import Driver, disk_full
+from zoo.errors import PlanError, StoreError
+from zoo.plan import BYTES_PER_WEIGHT, Plan, Population, differences, make_plan
+from zoo.signals import Interrupted, Stop, stop_signals
+from zoo.store import Store
+from zoo.worker import WorkerSettings
 
 
 @dataclass
@@ -54,12 +47,6 @@ class SweepInterrupted(Exception):
         self.summary = summary
 
 
-@dataclass
-class _Running:
-    population: Population
-    attempt: str
-
-
 def generate(
     config: SweepConfig,
     sweep_dir: Path | str,
@@ -73,7 +60,7 @@ def generate(
 
     Args:
         config: what to train.
-        sweep_dir: folder of the sweep; made if it is not there.
+        sweep_dir: folder of the sweep, made if it is not there; or s3://bucket/prefix.
         data_dir: folder of the task's data files.
         workers: populations trained at once; None for one a GPU or core; 0 trains in this process.
         address: of a running Ray cluster; None starts one for this call.
@@ -82,26 +69,54 @@ def generate(
 
     Raises:
         PlanError: the sweep directory was made by another configuration or with other data.
+        StoreError: the directory cannot be used, is not seen by all nodes, or its disk is full.
         SweepInterrupted: SIGINT or SIGTERM came; all sealed work is kept.
     """
-    store = Store(sweep_dir)
-    data = load_data(config.data, store.root, Path(data_dir) if data_dir is not None else None)
-    cluster = connect(workers, address)
+    with stop_signals() as stop:
+        store = Store(sweep_dir)
+        try:
+            return _generate(store, config, data_dir, workers, address, extend, progress, stop)
+        except Interrupted as interrupt:
+            raise SweepInterrupted(interrupt.signal, _summary(store, [], 0, 0.0)) from None
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise disk_full(store) from error
+            raise StoreError(f"{store.root}: {error}, expected a sweep directory that can be written") from error
+
+
+def _generate(
+    store: Store,
+    config: SweepConfig,
+    data_dir: Path | str | None,
+    workers: int | None,
+    address: str | None,
+    extend: bool,
+    progress: bool,
+    stop: Stop,
+) -> SweepSummary:
+    data = load_data(config.data, store.storage, Path(data_dir) if data_dir is not None else None)
+    cluster = connect(workers, address, config.sweep.gpus_per_population)
     try:
+        stop.listen()  # Ray takes SIGTERM for itself when it starts
+        store.check()
         plans = settle_plan(store, config, data, cluster.on_gpu, extend)
-        write_data_record(store.root, data)
+        write_data_record(store.storage, data)
+        todo = store.todo()
+        check_room(store, todo, plans[0].labels, cluster.slots)
+        check_nodes(store, cluster)
         settings = WorkerSettings(
             labels=plans[0].labels,
             engine=config.engine,
             device="cuda" if cluster.on_gpu else "cpu",
             state_seconds=config.store.state_seconds,
         )
-        with _stop_signals() as stop:
-            sweep = _Sweep(store, cluster, settings, data, stop, progress)
-            sweep.run()
+        started = time.monotonic()
+        with _bar(todo, progress) as bar:
+            driver = Driver(store, cluster, settings, config.sweep, data, stop, bar)
+            driver.run(todo)
+        summary = _summary(store, driver.trained, len(data.train), time.monotonic() - started)
     finally:
         cluster.close()
-    summary = sweep.summary(plans)
     if stop.signal is not None and summary.sealed < summary.populations:
         raise SweepInterrupted(stop.signal, summary)
     return summary
@@ -142,120 +157,58 @@ def settle_plan(store: Store, config: SweepConfig, data: TaskData, on_gpu: bool,
     return store.plans()
 
 
-class _Stop:
-    """Set by a signal; the number of the first one."""
+def check_room(store: Store, todo: list[Population], labels: tuple[str, ...], slots: int) -> None:
+    """Refuse to start where the checkpoints to come, and the states of what runs at once, do not fit.
 
-    signal: int | None = None
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Turn SIGINT and SIGTERM into a request to stop; a second one ends the process as usual."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
+    Raises:
+        StoreError: with what is there and what is needed.
+    """
+    free = store.storage.free_bytes()
+    if free is None or not todo:
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def handle(number: int, frame: Any) -> None:
-        stop.signal = number
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Sweep:
-    """One call's work: what is pending, what runs, what was sealed."""
-
-    def __init__(
-        self, store: Store, cluster: Cluster, settings: WorkerSettings, data: TaskData, stop: _Stop, progress: bool
-    ) -> None:
-        self.store = store
-        self.cluster = cluster
-        self.settings = settings
-        self.data = data
-        self.stop = stop
-        self.progress = progress
-        self.trained: list[Population] = []
-        self.crashes: dict[str, int] = {}
-        self.started = time.monotonic()
-
-    def run(self) -> None:
-        todo = self.store.todo()
-        for population in todo:
-            self.store.release(population.id)  # a population in quarantine is tried again
-        pending = deque(todo)
-        running: dict[Any, _Running] = {}
-        shared = self.cluster.share(self.data)
-        with self._bar(todo) as bar:
-            while running or (pending and self.stop.signal is None):
-                while pending and len(running) < self.cluster.slots and self.stop.signal is None:
-                    job = _Running(pending.popleft(), new_attempt())
-                    task = self.cluster.submit(_train, self.store, job.population, job.attempt, shared, self.settings)
-                    running[task] = job
-                if self.stop.signal is not None:
-                    for job in running.values():
-                        self.store.request_stop(job.population.id, job.attempt)
-                for task, result in self.cluster.wait(list(running), POLL_SECONDS):
-                    job = running.pop(task)
-                    if isinstance(result, Failure):
-                        self._handle(job.population, result, pending)
-                    elif result == "sealed":
-                        self.trained.append(job.population)
-                self._show(bar, todo, running)
-
-    def _handle(self, population: Population, failure: Failure, pending: deque[Population]) -> None:
-        """Decide by the kind of a failure whether a population is tried again."""
-        if failure.kind is FailureKind.LOST_NODE:
-            pending.append(population)
-            return
-        self.crashes[population.id] = self.crashes.get(population.id, 0) + 1
-        if failure.kind is FailureKind.CRASH and self.crashes[population.id] < CRASHES_IN_A_ROW:
-            pending.append(population)
-            return
-        self.store.quarantine(population.id, f"{failure.kind.value}: {failure.detail}")
-        tqdm.write(f"population {population.id} set aside after {failure.kind.value}; see `zoo status`")
-
-    def _bar(self, todo: list[Population]) -> tqdm:
-        total = sum(len(p.runs) * p.runs[0].epochs for p in todo)
-        return tqdm(total=total, unit="epoch", desc="runs x epochs", disable=not self.progress, smoothing=0.05)
-
-    def _show(self, bar: tqdm, todo: list[Population], running: dict[Any, _Running]) -> None:
-        if bar.disable:
-            return
-        done = sum(len(p.runs) * p.runs[0].epochs for p in self.trained)
-        for job in running.values():
-            sign = self.store.read_progress(job.population.id, job.attempt)
-            done += len(job.population.runs) * (sign["epoch"] if sign else 0)
-        bar.update(max(done - bar.n, 0))
-        bar.set_postfix_str(f"{len(self.trained)}/{len(todo)} populations sealed", refresh=False)
-
-    def summary(self, plans: list[Plan]) -> SweepSummary:
-        samples = len(self.data.train)
-        commits = list(self.store.commits())
-        return SweepSummary(
-            populations=sum(len(plan.populations) for plan in plans),
-            runs=sum(len(plan.runs) for plan in plans),
-            sealed=len(commits),
-            trained=len(self.trained),
-            diverged=sum(run.status == "diverged" for commit in commits for run in commit.runs.values()),
-            seconds=time.monotonic() - self.started,
-            run_steps=sum(
-                r.epochs * (round(r.train_fraction * samples) // r.batch_size) for p in self.trained for r in p.runs
-            ),
-            quarantined=self.store.quarantined(),
+    run_bytes = parameter_count(todo[0].runs[0].task) * BYTES_PER_WEIGHT
+    at_work = sorted((len(p.runs) for p in todo), reverse=True)[:slots]
+    # A state holds the weights, two moments at most, the best weights and the checkpoints so far; an old and a new
+    # one lie side by side for a moment.
+    needed = run_bytes * (sum(len(p.runs) for p in todo) * len(labels) + 2 * sum(at_work) * (4 + len(labels)))
+    if free < needed:
+        raise StoreError(
+            f"{store.root}: found {free / 1e9:.2f} GB free, expected {needed / 1e9:.2f} GB for {len(todo)} populations "
+            f"to come; make room or use another --sweep-dir"
         )
 
 
-def _train(store: Store, population: Population, attempt: str, data: TaskData, settings: WorkerSettings) -> str:
-    """The task that runs on a worker."""
-    return run_population(
-        store, population, attempt, data, settings, lambda: store.stop_requested(population.id, attempt)
+def check_nodes(store: Store, cluster: Cluster) -> None:
+    """Refuse a cluster with a node that does not see the sweep directory.
+
+    Raises:
+        StoreError: naming the nodes.
+    """
+    answers = cluster.on_every_node(store.has_plan)
+    blind = sorted({host for host, seen in answers if seen is not True})
+    if blind:
+        raise StoreError(
+            f"{store.root}: found that {', '.join(blind)} cannot see this folder, expected storage that all nodes "
+            f"share; use a shared file system or s3://"
+        )
+
+
+def _bar(todo: list[Population], progress: bool) -> tqdm:
+    total = sum(len(p.runs) * p.runs[0].epochs for p in todo)
+    return tqdm(total=total, unit="epoch", desc="runs x epochs", disable=not progress, smoothing=0.05)
+
+
+def _summary(store: Store, trained: list[Population], samples: int, seconds: float) -> SweepSummary:
+    plans = store.plans()
+    commits = list(store.commits())
+    sealed = {commit.population for commit in commits}
+    return SweepSummary(
+        populations=sum(len(plan.populations) for plan in plans),
+        runs=sum(len(plan.runs) for plan in plans),
+        sealed=len(commits),
+        trained=len(trained),
+        diverged=sum(run.status == "diverged" for commit in commits for run in commit.runs.values()),
+        seconds=seconds,
+        run_steps=sum(r.epochs * (round(r.train_fraction * samples) // r.batch_size) for p in trained for r in p.runs),
+        quarantined={id_: error for id_, error in store.quarantined().items() if id_ not in sealed},
     )

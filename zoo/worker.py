@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -21,6 +22,7 @@ from generators.engines.base import Engine
 from generators.population import METRICS, PopulationState, train_population
 from generators.tasks.data import TaskData
 from zoo.plan import Population
+from zoo.signs import Sign
 from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file
 
 CHECKPOINT_FORMAT = 1
@@ -38,6 +40,7 @@ class WorkerSettings:
     device: torch device.
     threads: of the engine.
     state_seconds: a state is saved at the first epoch boundary after so many seconds.
+    runs_at_once: runs that go through the network together on a GPU, if its memory is short; None for all.
     """
 
     labels: tuple[str, ...]
@@ -45,6 +48,7 @@ class WorkerSettings:
     device: str = "cpu"
     threads: int = 1
     state_seconds: float = 300.0
+    runs_at_once: int | None = None
 
 
 def run_population(
@@ -61,15 +65,36 @@ def run_population(
     """
     if store.is_sealed(population.id):
         return "skipped"
+    try:
+        outcome = _train(store, population, attempt, data, settings, should_stop)
+    finally:
+        store.clear_sign(population.id, attempt)
+    if outcome != "sealed":
+        store.discard(population.id, attempt)
+    return outcome
+
+
+def _train(
+    store: Store,
+    population: Population,
+    attempt: str,
+    data: TaskData,
+    settings: WorkerSettings,
+    should_stop: Callable[[], bool],
+) -> str:
     started = time.monotonic()
     torch.set_num_threads(settings.threads)
-    engine = make_engine(settings.engine, data, settings.device, settings.threads)
+    engine = make_engine(settings.engine, data, settings.device, settings.threads, runs_at_once=settings.runs_at_once)
     resumed = _newest_state(store, population, engine)
+    first = Sign.now(resumed.epoch if resumed else 0)
+    store.write_sign(population.id, attempt, first)
+    if should_stop():
+        return "stopped"
     epochs = population.runs[0].epochs
     save_epochs = [int(label) for label in settings.labels if label != "best"]
     saved_at = time.monotonic()
     for state in train_population(population.runs, engine, save_epochs, resumed):
-        store.write_progress(population.id, attempt, state.epoch)
+        store.write_sign(population.id, attempt, Sign.now(state.epoch, first))
         if state.epoch == epochs:
             break
         stopping = should_stop()
@@ -146,18 +171,21 @@ def metrics_bytes(population: Population, state: PopulationState) -> bytes:
 
 
 def _state_bytes(state: PopulationState, population: Population, engine: Engine) -> bytes:
-    header = {"format": CHECKPOINT_FORMAT, "population": population.id, "engine": engine.name}
+    header = {"population": population.id, **_kind_of_state(engine)}
     return save(state.to_tensors(), {HEADER_KEY: json.dumps(header)})
 
 
-def _newest_state(store: Store, population: Population, engine: Engine) -> PopulationState | None:
-    """Return the newest state that this engine can continue, or None.
+def _kind_of_state(engine: Engine) -> dict[str, Any]:
+    """What has to be equal for a state to be continued: another engine or device would go on with other rounding, so
+    that the end depended on when the population was interrupted."""
+    return {"format": CHECKPOINT_FORMAT, "engine": engine.name, "device": engine.device.type}
 
-    A state of another engine would continue with other rounding, so that the end depended on when it was interrupted.
-    """
+
+def _newest_state(store: Store, population: Population, engine: Engine) -> PopulationState | None:
+    """Return the newest state that this engine can continue, or None."""
     for content in store.load_states(population.id):
         header = json.loads(safetensors_header(content))
-        if (header["format"], header["engine"]) == (CHECKPOINT_FORMAT, engine.name):
+        if header == {"population": population.id, **_kind_of_state(engine)}:
             return PopulationState.from_tensors(load(content), engine.device)
     return None
 
@@ -168,6 +196,7 @@ def safetensors_header(content: bytes) -> str:
     return json.loads(content[8 : 8 + length])["__metadata__"][HEADER_KEY]
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     found = {name: importlib.metadata.version(name) for name in VERSIONED_PACKAGES}

@@ -21,6 +21,7 @@ def make_engine(
     device: torch.device | str = "cpu",
     threads: int = 1,
     dtype: torch.dtype = torch.float32,
+    runs_at_once: int | None = None,
 ) -> Engine:
     """Return the engine called `name` for a task's data.
 
@@ -28,6 +29,7 @@ def make_engine(
         name: "torch", "fused", or "auto": fused where it serves (CPU, float32) and can be built, with one line of
             warning where it cannot; torch otherwise.
         threads: of the fused engine; torch has its own setting.
+        runs_at_once: of the torch engine, where memory is short; None for a choice by device.
 
     Raises:
         InputError: an unknown name, or "fused" where it does not serve or cannot be built.
@@ -38,11 +40,11 @@ def make_engine(
     if name == "fused" and not served:
         raise InputError(f"engine: fused serves float32 on the CPU, found {dtype} on {device}; use torch or auto")
     if name == "torch" or not served:
-        return TorchEngine(data, device, dtype)
+        return TorchEngine(data, device, dtype, runs_at_once)
     try:
         return FusedEngine(data.to("cpu"), threads)
     except FusedUnavailableError as error:
         if name == "fused":
             raise InputError(f"engine: fused is not available: {error}; torch and auto work, 5 times slower") from error
         _log.warning("fused engine not available, using torch (about 5 times slower): %s", error)
-        return TorchEngine(data, device, dtype)
+        return TorchEngine(data, device, dtype, runs_at_once)

@@ -1,0 +1,65 @@
+"""Signs of life: what a working attempt leaves behind after every epoch, for `zoo status` and for other drivers."""
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+
+STALE_SECONDS = 900.0
+"""An attempt that has been silent for so long is taken for dead. (An epoch takes about a minute on a CPU.)"""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of life of one attempt.
+
+    epoch: the last finished one. time: when, in Unix seconds by the worker's clock.
+    first_epoch, started: where and when the attempt began; its pace follows from them.
+    host, pid: the process that trains.
+    """
+
+    epoch: int
+    time: float
+    first_epoch: int
+    started: float
+    host: str
+    pid: int
+
+    @classmethod
+    def now(cls, epoch: int, first: "Sign | None" = None) -> "Sign":
+        """Return a sign of this process at this moment; `first` is the attempt's first one."""
+        moment = time.time()
+        began = (first.epoch, first.time) if first else (epoch, moment)
+        return cls(epoch, moment, *began, socket.gethostname(), os.getpid())
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Sign":
+        return cls(**json.loads(content))
+
+    def age(self) -> float:
+        """Seconds since the sign was left; 0 where it seems to come from the future (a clock was set back)."""
+        return max(time.time() - self.time, 0.0)
+
+    def is_alive(self) -> bool:
+        """Whether the attempt may still be at work: not silent for too long, its process not known to be gone."""
+        return self.age() < STALE_SECONDS and not (self.host == socket.gethostname() and _is_gone(self.pid))
+
+    def epochs_per_second(self) -> float | None:
+        """Pace of the attempt; None before its first epoch is done."""
+        if self.epoch <= self.first_epoch or self.time <= self.started:
+            return None
+        return (self.epoch - self.first_epoch) / (self.time - self.started)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
