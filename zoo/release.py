@@ -18,15 +18,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save
+from torch import Tensor
 from tqdm import tqdm
 
 from generators.architecture import unflatten
+from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS, PER_RUN_FIELDS
 from zoo.errors import ReleaseError
 from zoo.plan import Plan, Population
@@ -38,8 +40,11 @@ from zoo.worker import CHECKPOINT_FORMAT, HEADER_KEY, versions
 POPULATION_SIZE = 200
 """Runs of a population, at most: their four checkpoints take 60 MB of memory."""
 ENGINE = "imported"
+NON_FINITE = "non-finite"
 FINDINGS_FILE = "findings.json"
 REPORT_FILE = "import-report.json"
+Released: TypeAlias = dict[Hyperparameters, dict[str, ReleasedCheckpoint]]
+"""Run -> label -> checkpoint."""
 SHOWN_FINDINGS = 10
 """Findings of a kind that the text of a report names; the report file names all."""
 
@@ -110,12 +115,12 @@ def import_release(source: Path, task: str, out: Path, *, progress: bool = True)
         checkpoints, findings = _match(archive, table)
         plan = _make_plan(source, checkpoints, table, findings)
         _settle_plan(store, plan)
-        by_run: dict[str, dict[str, ReleasedCheckpoint]] = defaultdict(dict)
+        by_run: Released = defaultdict(dict)
         for checkpoint in checkpoints:
-            by_run[checkpoint.hyperparameters.run_id][checkpoint.label] = checkpoint
+            by_run[checkpoint.hyperparameters][checkpoint.label] = checkpoint
         todo = store.todo()
         with tqdm(total=len(checkpoints), unit="checkpoint", desc="import", disable=not progress) as bar:
-            left = sum(len(by_run[run.run_id]) for population in todo for run in population.runs)
+            left = sum(len(by_run[run]) for population in todo for run in population.runs)
             bar.update(len(checkpoints) - left)
             for population in todo:
                 _import_population(store, archive, population, plan.labels, by_run, bar)
@@ -189,78 +194,82 @@ def _import_population(
     archive: ReleaseArchive,
     population: Population,
     labels: Sequence[str],
-    by_run: dict[str, dict[str, ReleasedCheckpoint]],
+    by_run: Released,
     bar: tqdm,
 ) -> None:
     """Read, check, write and seal the checkpoints of one population."""
     started = time.monotonic()
     attempt = new_attempt()
     findings: list[Finding] = []
-    contents: dict[str, bytes] = {METRICS_FILE: _metrics_bytes(population, by_run)}
-    kept: dict[str, list[str]] = defaultdict(list)
-    diverged: set[str] = set()
+    run_ids = {run: run.run_id for run in population.runs}
+    kept: dict[Hyperparameters, list[str]] = {run: [] for run in population.runs}
+    records: dict[str, FileRecord] = {}
+
+    def write(name: str, content: bytes) -> None:
+        records[name] = store.write(population.id, attempt, name, content)
+
     for label in labels:
-        weights: dict[str, torch.Tensor] = {}
+        weights: dict[Hyperparameters, Tensor] = {}
         for run in population.runs:
-            checkpoint = by_run[run.run_id].get(label)
-            if checkpoint is None:
-                continue
-            bar.update()
-            try:
-                read = archive.read_weights(archive.checkpoints[checkpoint.file], run.task)
-            except ReleaseError as error:
-                findings.append(Finding("unreadable", checkpoint.file, str(error)))
-                continue
-            if not torch.isfinite(read).all():
-                count = int((~torch.isfinite(read)).sum())
-                findings.append(Finding("non-finite", checkpoint.file, f"{count} of {len(read)} weights"))
-                diverged.add(run.run_id)
-                continue
-            weights[run.run_id] = read
-            kept[run.run_id].append(label)
+            if label in by_run[run]:
+                read = _read_finite(archive, by_run[run][label], findings)
+                bar.update()
+                if read is not None:
+                    weights[run] = read
+                    kept[run].append(label)
         if weights:
-            contents[checkpoint_file(label)] = _checkpoint_bytes(population, label, weights)
+            write(checkpoint_file(label), _checkpoint_bytes(label, [run_ids[run] for run in weights], weights))
+    write(METRICS_FILE, _metrics_bytes(run_ids, by_run))
     if findings:
-        contents[FINDINGS_FILE] = json.dumps([dataclasses.asdict(finding) for finding in findings]).encode()
-    records: dict[str, FileRecord] = {
-        name: store.write(population.id, attempt, name, content) for name, content in contents.items()
-    }
-    runs = {
-        run.run_id: RunRecord("diverged" if run.run_id in diverged else "finished", None, kept[run.run_id])
-        for run in population.runs
-    }
+        write(FINDINGS_FILE, json.dumps([dataclasses.asdict(finding) for finding in findings]).encode())
+    diverged = {finding.name for finding in findings if finding.kind == NON_FINITE}
+    runs = {}
+    for run, run_id in run_ids.items():
+        status = "diverged" if any(c.file in diverged for c in by_run[run].values()) else "finished"
+        runs[run_id] = RunRecord(status, None, kept[run])
     store.seal(Commit(population.id, attempt, records, runs, ENGINE, versions(), time.monotonic() - started))
 
 
-def _checkpoint_bytes(population: Population, label: str, weights: dict[str, torch.Tensor]) -> bytes:
+def _read_finite(archive: ReleaseArchive, checkpoint: ReleasedCheckpoint, findings: list[Finding]) -> Tensor | None:
+    """Return a checkpoint's weights [P]; where they are no use, add a finding and return None."""
+    try:
+        weights = archive.read_weights(archive.checkpoints[checkpoint.file], checkpoint.hyperparameters.task)
+    except ReleaseError as error:
+        findings.append(Finding("unreadable", checkpoint.file, str(error)))
+        return None
+    finite = torch.isfinite(weights)
+    if finite.all():
+        return weights
+    findings.append(Finding(NON_FINITE, checkpoint.file, f"{int((~finite).sum())} of {len(weights)} weights"))
+    return None
+
+
+def _checkpoint_bytes(label: str, run_ids: Sequence[str], weights: dict[Hyperparameters, Tensor]) -> bytes:
     """Return a stacked checkpoint as a worker writes it; the epoch of "best" is null."""
-    task = population.runs[0].task
-    stacked = unflatten(task, torch.stack(list(weights.values())))
+    task = next(iter(weights)).task
     header = {
         "format": CHECKPOINT_FORMAT,
         "task": task,
         "label": label,
-        "run_ids": list(weights),
-        "epochs": [None if label == "best" else int(label)] * len(weights),
+        "run_ids": list(run_ids),
+        "epochs": [None if label == "best" else int(label)] * len(run_ids),
     }
+    stacked = unflatten(task, torch.stack(list(weights.values())))
     tensors = {name: tensor.contiguous() for name, tensor in stacked.items()}
     return save(tensors, {HEADER_KEY: json.dumps(header)})
 
 
-def _metrics_bytes(population: Population, by_run: dict[str, dict[str, ReleasedCheckpoint]]) -> bytes:
+def _metrics_bytes(run_ids: dict[Hyperparameters, str], by_run: Released) -> bytes:
     """Return metrics as a worker writes them, NaN where the release says nothing, with a column best_test_accuracy."""
-    epochs = population.runs[0].epochs
-    unknown = [math.nan] * (epochs + 1)
-    accuracies, best = [], []
-    for run in population.runs:
-        released = by_run[run.run_id]
-        by_label = {label: checkpoint.accuracy for label, checkpoint in released.items()}
+    unknown, accuracies, best = [], [], []
+    for run in run_ids:
+        by_label = {label: checkpoint.accuracy for label, checkpoint in by_run[run].items()}
         best.append(by_label.pop("best", None))
-        accuracies.append([by_label.get(str(epoch), math.nan) for epoch in range(epochs + 1)])
-    columns: dict[str, Any] = {"run_id": [run.run_id for run in population.runs]}
+        accuracies.append([by_label.get(str(epoch), math.nan) for epoch in range(run.epochs + 1)])
+        unknown.append([math.nan] * (run.epochs + 1))
+    columns: dict[str, Any] = {"run_id": list(run_ids.values())}
     for name in METRICS:
-        lists = accuracies if name == "test_accuracy" else [unknown] * len(population.runs)
-        columns[name] = pa.array(lists, pa.list_(pa.float64()))
+        columns[name] = pa.array(accuracies if name == "test_accuracy" else unknown, pa.list_(pa.float64()))
     columns["best_test_accuracy"] = pa.array(best, pa.float64())
     sink = BytesIO()
     pq.write_table(pa.table(columns), sink)

@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 
@@ -227,9 +228,14 @@ def _weights(state: object, task: str) -> Tensor:
                 f"{name}: found {tensor.dtype} of shape {tuple(tensor.shape)}, expected torch.float32 of shape {shape}"
             )
     # Another encoding would be another function of the same weights.
-    if POSITIONS in state and not torch.allclose(state[POSITIONS], sinusoidal_positions(IMAGE_TOKENS), atol=1e-4):
+    if POSITIONS in state and not torch.allclose(state[POSITIONS], _positions(), atol=1e-4):
         raise ReleaseError(f"{POSITIONS}: found other values than the sinusoidal encoding of base 10000")
     return flatten(task, {name: tensor.detach() for name, tensor in state.items()})
+
+
+@cache
+def _positions() -> Tensor:
+    return sinusoidal_positions(IMAGE_TOKENS)
 
 
 def _one_line(error: Exception) -> str:
