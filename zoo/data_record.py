@@ -1,10 +1,11 @@
 """What a sweep keeps of its data: where it comes from, its digest, and the frozen word embedding where there is one.
 
-data/record.json            task, digest, sizes and origin
+data/record.json            task, digest, sizes, origin and the digests of the other two files
 data/embedding.safetensors  word_vectors [V, 32]; row 0 is padding and unknown words (AG News)
 data/vocabulary.txt         one word a line: line n is the word of row n (the first line is the word of row 1)
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ VOCABULARY = "data/vocabulary.txt"
 
 def write_data_record(storage: Storage, data: TaskData) -> None:
     """Keep the record of a sweep's data, unless it is there already."""
+    contents: dict[str, bytes] = {}
+    if data.word_vectors is not None:
+        contents[EMBEDDING] = save({"word_vectors": data.word_vectors.cpu().contiguous()})
+        contents[VOCABULARY] = "".join(f"{word}\n" for word in data.vocabulary).encode()
     record = {
         "task": data.task,
         "data_digest": data.digest(),
@@ -29,10 +34,10 @@ def write_data_record(storage: Storage, data: TaskData) -> None:
         "test_samples": len(data.test),
         "max_tokens": data.max_tokens,
         "origin": data.origin,
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
-    if data.word_vectors is not None:
-        storage.put_if_absent(EMBEDDING, save({"word_vectors": data.word_vectors.cpu().contiguous()}))
-        storage.put_if_absent(VOCABULARY, "".join(f"{word}\n" for word in data.vocabulary).encode())
+    for name, content in contents.items():
+        storage.put_if_absent(name, content)
     storage.put_if_absent(RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
 
 

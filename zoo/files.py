@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from zoo.storage import Entry
-
-TEMPORARY_PREFIX = ".tmp-"
-"""Files of this prefix are unfinished; readers ignore them and anyone may remove old ones."""
+from zoo.storage import TEMPORARY_PREFIX, Entry
 
 
 def write(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import StoreError
-from zoo.storage import S3_PREFIX, Entry
+from zoo.storage import S3_PREFIX, TEMPORARY_PREFIX, Entry
 
 ATTEMPTS = 8
 """Requests are repeated so often on 500, 503 and lost connections, with growing pauses, before an error is raised."""
@@ -86,7 +86,8 @@ class ObjectStorage:
             paths = self._files.ls(self._key(folder), detail=False)
         except FileNotFoundError:
             return []
-        return sorted(name for path in paths if (name := path.rstrip("/").rpartition("/")[2]))
+        names = (path.rstrip("/").rpartition("/")[2] for path in paths)
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
     def walk(self, folder: str) -> dict[str, Entry]:
         found = self._files.find(self._key(folder), detail=True)
@@ -109,7 +110,7 @@ class ObjectStorage:
         for name, entry in self.walk(folder).items():
             path = target / name.removeprefix(f"{folder}/")
             if not path.is_file() or path.stat().st_size != entry.size:
-                temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+                temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
                 temporary.write_bytes(self.read(name))
                 temporary.rename(path)
         return target

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 S3_PREFIX = "s3://"
+TEMPORARY_PREFIX = ".tmp-"
+"""Files of this prefix are unfinished; readers ignore them and anyone may remove old ones."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from zoo.errors import PlanError, StoreError
 from zoo.plan import Plan, Population
 from zoo.signs import Sign
-from zoo.storage import open_storage
+from zoo.storage import TEMPORARY_PREFIX, open_storage
 
 COMMIT_FORMAT = 1
 METRICS_FILE = "metrics.parquet"
@@ -95,7 +95,7 @@ class Commit:
         except StoreError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{where}: not a readable commit ({error!r}); move it away and generate again") from error
+            raise StoreError(f"{where}: not a readable commit ({error!r}); see `zoo repair`") from error
 
 
 class Store:
@@ -115,7 +115,7 @@ class Store:
         Raises:
             StoreError: it does not, or nothing can be written there.
         """
-        name = f"probe-{uuid.uuid4().hex}"
+        name = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
         try:
             answers = [self.storage.put_if_absent(name, content) for content in (b"first", b"second")]
             kept = self.storage.read(name)
@@ -241,7 +241,7 @@ class Store:
                 content = self.read(population, STATE_FOLDER, name)
             except FileNotFoundError:
                 continue  # another attempt has just saved a newer one
-            if name.removesuffix(".safetensors").partition("-")[2] == _short_digest(content):
+            if state_is_whole(name, content):
                 yield content
 
     def states(self, population: str) -> list[str]:
@@ -289,13 +289,26 @@ class Store:
 
     def quarantined(self) -> dict[str, str]:
         """Return population id -> error of all populations in quarantine."""
-        entries = (json.loads(self.storage.read(f"quarantine/{name}")) for name in self.storage.children("quarantine"))
-        return {entry["population"]: entry["error"] for entry in entries}
+        names = (name.removesuffix(".json") for name in self.storage.children("quarantine"))
+        return {name: self.quarantined_error(name) for name in names}
+
+    def quarantined_error(self, population: str) -> str:
+        """Return the error for which a population was set aside."""
+        name = f"quarantine/{population}.json"
+        try:
+            return str(json.loads(self.storage.read(name))["error"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{self.root}/{name}: not readable ({error!r}); move it away") from error
 
 
 def new_attempt() -> str:
     """Return a name for an attempt: sorts by time, never given twice."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+
+
+def state_is_whole(name: str, content: bytes) -> bool:
+    """Whether a state's content has the digest that its name tells."""
+    return name.removesuffix(".safetensors").partition("-")[2] == _short_digest(content)
 
 
 def _plan_name(number: int) -> str:
