@@ -34,8 +34,9 @@ from zoo.errors import ReleaseError
 from zoo.plan import Plan, Population
 from zoo.release_archive import ReleaseArchive
 from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table
+from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY
 from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file, new_attempt
-from zoo.worker import CHECKPOINT_FORMAT, HEADER_KEY, versions
+from zoo.versions import versions
 
 POPULATION_SIZE = 200
 """Runs of a population, at most: their four checkpoints take 60 MB of memory."""
@@ -123,7 +124,12 @@ def import_release(source: Path, task: str, out: Path, *, progress: bool = True)
             left = sum(len(by_run[run]) for population in todo for run in population.runs)
             bar.update(len(checkpoints) - left)
             for population in todo:
-                _import_population(store, archive, population, plan.labels, by_run, bar)
+                attempt = new_attempt()
+                try:
+                    _import_population(store, archive, population, attempt, plan.labels, by_run, bar)
+                except BaseException:
+                    store.discard(population.id, attempt)
+                    raise
     report = _make_report(store, plan, table, archive, findings, skipped=len(plan.populations) - len(todo))
     store.storage.write(REPORT_FILE, report.to_json().encode())
     return report
@@ -193,13 +199,13 @@ def _import_population(
     store: Store,
     archive: ReleaseArchive,
     population: Population,
+    attempt: str,
     labels: Sequence[str],
     by_run: Released,
     bar: tqdm,
 ) -> None:
     """Read, check, write and seal the checkpoints of one population."""
     started = time.monotonic()
-    attempt = new_attempt()
     findings: list[Finding] = []
     run_ids = {run: run.run_id for run in population.runs}
     kept: dict[Hyperparameters, list[str]] = {run: [] for run in population.runs}

@@ -1,4 +1,5 @@
-"""A stacked checkpoint file read through a memory map: rows of it cost only what they hold."""
+"""Stacked checkpoint files: the header that describes one, and reading through a memory map, so that rows of it cost
+only what they hold."""
 
 import json
 from functools import cached_property
@@ -8,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import StoreError
-from zoo.worker import HEADER_KEY
+
+CHECKPOINT_FORMAT = 1
+HEADER_KEY = "zoo"
+"""The one key of a safetensors header that holds all of ours as JSON: the order of several keys is not fixed."""
+
+
+def safetensors_header(content: bytes) -> str:
+    """Return our JSON from the header of a safetensors file in memory."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"][HEADER_KEY]
 
 
 class StackedCheckpoints:

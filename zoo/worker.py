@@ -1,18 +1,14 @@
 """One population from start to seal: skip what is sealed, resume what was begun, train, write, seal. Knows no Ray."""
 
-import importlib.metadata
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from io import BytesIO
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import safetensors
 import torch
 from safetensors.torch import load, save
 
@@ -23,12 +19,9 @@ from generators.population import METRICS, PopulationState, train_population
 from generators.tasks.data import TaskData
 from zoo.plan import Population
 from zoo.signs import Sign
+from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY, safetensors_header
 from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file
-
-CHECKPOINT_FORMAT = 1
-HEADER_KEY = "zoo"
-"""The one key of a safetensors header that holds all of ours as JSON: the order of several keys is not fixed."""
-VERSIONED_PACKAGES = ("small-transformer-zoo", "torch", "numpy")
+from zoo.versions import versions
 
 
 @dataclass(frozen=True)
@@ -188,16 +181,3 @@ def _newest_state(store: Store, population: Population, engine: Engine) -> Popul
         if header == {"population": population.id, **_kind_of_state(engine)}:
             return PopulationState.from_tensors(load(content), engine.device)
     return None
-
-
-def safetensors_header(content: bytes) -> str:
-    """Return our JSON from the header of a safetensors file in memory."""
-    length = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + length])["__metadata__"][HEADER_KEY]
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    found = {name: importlib.metadata.version(name) for name in VERSIONED_PACKAGES}
-    return {"python": platform.python_version(), "safetensors": safetensors.__version__, **found}
