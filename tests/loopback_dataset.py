@@ -21,8 +21,8 @@ WIDTH = 64
 def write_dataset(folder: Path, rows: int = 40, shards: int = 2, version: int = 0, extra_column: bool = False) -> None:
     """Writes card, shards, index, picture, plan, provenance, embedding and SHA256SUMS; an old folder is replaced.
 
-    Rows are sorted by test accuracy, from 1 down to 0; run ids start with the version. Other versions have other
-    weights, and so other shard names.
+    Rows are sorted by test accuracy, from 1 down to 0; run ids start with the version. The index has one row more, of a
+    diverged run without weights. Other versions have other weights, and so other shard names.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("mnist", "index", "assets", "plans", "ag_news"):
@@ -45,6 +45,8 @@ def write_dataset(folder: Path, rows: int = 40, shards: int = 2, version: int = 
     spans = zip(names, itertools.pairwise(bounds), strict=True)
     places = [name for name, (start, end) in spans for _ in range(start, end)]
     index = table.drop_columns(["weight"]).append_column("file", pa.array(places))
+    diverged = pa.table({"run_id": ["diverged"], "test_accuracy": pa.nulls(1, pa.float64())})
+    index = pa.concat_tables([index, diverged], promote_options="default")
     index_name = _write_shard(folder, "index/index-00000-of-00001", index)
     configs = [
         {"config_name": "mnist", "default": True, "data_files": [{"split": "train", "path": names}]},

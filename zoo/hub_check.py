@@ -70,11 +70,11 @@ def _missing(names: Iterable[str], revision: Revision, where: str) -> list[str]:
 
 
 def _shards_of(session: Session, files: HfFileSystem, revision: Revision, index: str) -> list[str]:
-    """The shards that an index file refers to; only that column is read."""
+    """The shards that an index file refers to; only that column is read. It is null for runs without weights."""
 
     def read() -> list[str]:
         with files.open(session.address(revision, index), cache_type="none") as source:
-            return pq.read_table(source, columns=["file"])["file"].unique().to_pylist()
+            return pq.read_table(source, columns=["file"])["file"].drop_null().unique().to_pylist()
 
     return session.call(f"reading {index}", read)
 

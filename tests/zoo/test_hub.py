@@ -173,10 +173,10 @@ def test_every_publication_is_what_the_next_load_dataset_sees(hub: LoopbackHub, 
     columns = ["run_id", "test_accuracy", "weight"]
     assert hub.run(LOAD_VERSIONS, str(folder), REPO) == [
         *[[40, "v0-0", columns]] * 2,
-        [40, "v0-0", True],
+        [41, "v0-0", True],
         *[[40, "v1-0", ["epoch", *columns]]] * 2,
-        [40, "v1-0", True],
+        [41, "v1-0", True],
         *[[12, "v2-0", columns]] * 2,
-        [12, "v2-0", True],
+        [13, "v2-0", True],
         "v0-0",
     ]
