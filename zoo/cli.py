@@ -76,6 +76,13 @@ def parser() -> argparse.ArgumentParser:
     _selection_arguments(select)
     select.add_argument("--split", choices=("train", "validation", "test"), help="only this split")
     select.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder")
+
+    publish = _command(commands, "publish", _publish, "put a dataset on the Hugging Face Hub")
+    publish.add_argument("dataset", type=Path, metavar="DATASET")
+    publish.add_argument("--repo", required=True, metavar="USER/NAME")
+    publish.add_argument("--private", action="store_true", help="make a new repository private")
+    publish.add_argument("--tag", metavar="TAG", help="tag the commit, for example v1.0.0")
+    publish.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
     return top
 
 
@@ -241,6 +248,27 @@ def _select(options: argparse.Namespace) -> int:
     chosen = open_zoo(options.dataset).checkpoints(options.task, filters, options.split)
     paths = select(chosen, options.out)
     print(f"{options.out}: {len(paths)} checkpoints and checkpoints.csv")
+    return DONE
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from zoo.hub import CHECKSUMS, publish
+    from zoo.verify_dataset import verify_dataset
+
+    report = publish(
+        options.dataset,
+        options.repo,
+        private=options.private,
+        tag=options.tag,
+        dry_run=options.dry_run,
+        verify=verify_dataset,
+    )
+    verb = "would be" if report.dry_run else "were"
+    size = f"{report.added_bytes / 1e6:.1f} MB"
+    print(f"{len(report.added)} files ({size}) {verb} added or changed, {len(report.deleted)} {verb} deleted")
+    for name in report.unlisted:
+        print(f"left out, as {CHECKSUMS} does not list it: {name}")
+    print(f"{report.url} {report.commit or ''} {report.tag or ''}".strip())
     return DONE
 
 
