@@ -1,0 +1,632 @@
+"""The authors' release, written here in its layout, honest and hostile, and what an import makes of it."""
+
+import csv
+import io
+import json
+import os
+import pickle
+import stat
+import warnings
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from generators.architecture import SmallTransformer, sinusoidal_positions, tensor_table
+from zoo.build import build
+from zoo.dataset import open_zoo
+from zoo.errors import ReleaseError
+from zoo.release import ReleaseReport, import_release
+from zoo.release_archive import ReleaseArchive
+from zoo.store import Store
+from zoo.worker import safetensors_header
+
+SETTINGS = {
+    "optimizer": "adam",
+    "lr": 3e-3,
+    "w_init_std": 0.2,
+    "l2_regularize": 1e-6,
+    "dropout": 0.05,
+    "train_fraction": 0.9,
+    "seed": 3,
+    "epochs": 100,
+    "n_attention_heads": 2,
+}
+
+
+def state_dict(task: str, number: int) -> dict[str, Tensor]:
+    """A checkpoint as the authors save it: MNIST with positions, AG News without any embedding."""
+    generator = torch.Generator().manual_seed(number)
+    state = {spec.name: torch.randn(spec.shape, generator=generator) for spec in tensor_table(task)}
+    if task == "mnist":
+        state["embedding.pos_embedding"] = sinusoidal_positions(49)
+    return state
+
+
+def saved(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@dataclass
+class Release:
+    """A release in the making: files by name, and the rows of the table."""
+
+    task: str = "mnist"
+    accuracy_column: str = "test_top1_accuracy"
+    top: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, run: str, label: str = "50", accuracy: float = 0.5, state: Any = None, **changes: Any) -> str:
+        """Add a checkpoint, file and row; return the file's name."""
+        name = f"{run}_{label}_{int(accuracy * 10_000)}.pt"
+        content = state if isinstance(state, bytes) else saved(state or state_dict(self.task, len(self.files)))
+        self.files[f"{self.task}/{name}"] = content
+        row = {**SETTINGS, "ckpt_epoch": label, "ckpt_file": f"{self.task}/{name}", self.accuracy_column: accuracy}
+        self.rows.append(row | changes)
+        return name
+
+    def table(self) -> bytes:
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue().encode()
+
+    def contents(self) -> dict[str, bytes]:
+        files = self.files | {f"metadata/{self.task}.csv": self.table()}
+        return {f"{self.top}{name}": content for name, content in files.items()}
+
+    def write_zip(self, path: Path, compression: int = zipfile.ZIP_STORED) -> Path:
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            for name, content in self.contents().items():
+                archive.writestr(name, content)
+        return path
+
+    def write_folder(self, path: Path) -> Path:
+        for name, content in self.contents().items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
+        return path
+
+
+@pytest.fixture
+def release() -> Release:
+    """Two runs of one population, four checkpoints each."""
+    made = Release(top="MNIST-Transformers/")
+    for number, rate in enumerate((1e-3, 3e-3)):
+        for label, accuracy in (("50", 0.91), ("75", 0.93), ("100", 0.92), ("best1", 0.94)):
+            made.add(f"run{number}", label, accuracy + number / 100, lr=rate)
+    return made
+
+
+def run_import(release: Release, folder: Path, **options: Any) -> tuple[ReleaseReport, Store]:
+    source = release.write_zip(folder / "release.zip")
+    report = import_release(source, release.task, folder / "sweep", progress=False, **options)
+    return report, Store(folder / "sweep")
+
+
+def found(report: ReleaseReport) -> dict[str, list[str]]:
+    """Kind of finding -> names."""
+    kinds: dict[str, list[str]] = {}
+    for finding in report.findings:
+        kinds.setdefault(finding.kind, []).append(finding.name)
+    return kinds
+
+
+def checkpoint(store: Store, label: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of the only population's stacked checkpoint."""
+    (commit,) = store.commits()
+    content = store.read(commit.population, commit.attempt, f"{label}.safetensors")
+    return json.loads(safetensors_header(content)), load(content)
+
+
+# What an honest release becomes
+
+
+def test_weights_arrive_bit_by_bit_under_their_labels(release: Release, tmp_path: Path) -> None:
+    report, store = run_import(release, tmp_path)
+    assert (report.checkpoints, report.runs, report.populations, report.findings) == (8, 2, 1, [])
+    (plan,) = store.plans()
+    assert plan.labels == ("50", "75", "100", "best")
+    assert plan.origin == "imported"
+    for position, label in enumerate(("epoch-50", "epoch-75", "epoch-100", "best")):
+        header, tensors = checkpoint(store, label)
+        assert header["run_ids"] == [run.run_id for run in plan.runs]
+        assert header["epochs"] == ([None, None] if label == "best" else [int(label[6:])] * 2)
+        for run, start in enumerate((0, 4)):
+            expected = state_dict("mnist", start + position)
+            for name, stacked in tensors.items():
+                assert torch.equal(stacked[run], expected[name]), (label, name)
+
+
+def test_hyperparameters_follow_from_the_row_and_the_authors_recipe(release: Release, tmp_path: Path) -> None:
+    _, store = run_import(release, tmp_path)
+    run = store.plans()[0].runs[0]
+    assert run.to_dict() == {
+        "task": "mnist",
+        "optimizer": "adam",
+        "learning_rate": 1e-3,
+        "init_std": 0.2,
+        "l2": 1e-6,
+        "dropout": 0.05,
+        "train_fraction": 0.9,
+        "seed": 3,
+        "epochs": 100,
+        "batch_size": 128,
+        "warmup_epochs": 10,
+        "min_learning_rate": 1e-5,
+        "best_by": "test",
+        "initialisation": "shared",
+        "data_digest": run.data_digest,
+        "stream_version": 0,
+    }
+    assert store.plans()[0].data["assumed"] == {"batch_size": 128, "warmup_epochs": 10}
+
+
+def test_accuracies_stand_at_their_epochs_and_nothing_else_is_claimed(release: Release, tmp_path: Path) -> None:
+    _, store = run_import(release, tmp_path)
+    (commit,) = store.commits()
+    metrics = pq.read_table(store.attempt_folder(commit.population, commit.attempt) / "metrics.parquet").to_pylist()
+    known = {epoch: value for epoch, value in enumerate(metrics[1]["test_accuracy"]) if value == value}
+    assert known == {50: 0.92, 75: 0.9400000000000001, 100: 0.93}
+    assert len(metrics[1]["test_accuracy"]) == 101
+    assert metrics[1]["best_test_accuracy"] == 0.95
+    assert all(value != value for value in metrics[0]["test_loss"] + metrics[0]["train_accuracy"])
+
+
+def test_the_sweep_builds_into_a_dataset(release: Release, tmp_path: Path) -> None:
+    run_import(release, tmp_path)
+    build([tmp_path / "sweep"], tmp_path / "dataset", progress=False)
+    best = open_zoo(tmp_path / "dataset").checkpoints("mnist", [("epoch_label", "==", "best")])
+    (top, second) = best.metadata.to_pylist()
+    assert (top["test_accuracy"], top["epoch"], top["origin"], top["test_loss"]) == (0.95, None, "imported", None)
+    assert second["test_accuracy"] == 0.94
+    weights = best.tensors()
+    assert torch.equal(weights["classifier.fc2.bias"][0], state_dict("mnist", 7)["classifier.fc2.bias"])
+    model = best.models()[1]
+    theirs = SmallTransformer("mnist")
+    theirs.load_state_dict(state_dict("mnist", 3))
+    images = torch.rand(3, 1, 28, 28)
+    assert torch.equal(model(images), theirs.eval()(images))
+
+
+@pytest.mark.parametrize("column", ["test_accuracy", "test_top1_accuracy"])
+def test_ag_news_comes_without_embedding_and_with_either_spelling(column: str, tmp_path: Path) -> None:
+    release = Release("ag_news", accuracy_column=column)
+    release.add("a", "75", 0.8512)
+    release.add("a", "best", 0.86)
+    report, store = run_import(release, tmp_path)
+    assert report.accuracy_columns == {column: 2}
+    assert column in report.text()
+    header, tensors = checkpoint(store, "best")
+    assert header["task"] == "ag_news"
+    assert torch.equal(tensors["classifier.fc2.weight"][0], state_dict("ag_news", 1)["classifier.fc2.weight"])
+
+
+def test_rows_may_differ_in_the_spelling_of_their_accuracy(tmp_path: Path) -> None:
+    release = Release("ag_news")
+    release.add("a", "50", 0.8)
+    release.accuracy_column = "test_accuracy"
+    release.add("a", "75", 0.7)
+    contradiction = release.add("a", "100", 0.6, test_top1_accuracy=0.61)
+    report, _ = run_import(release, tmp_path)
+    assert report.accuracy_columns == {"test_top1_accuracy": 1, "test_accuracy": 1}
+    assert found(report) == {"refused row": [contradiction]}
+
+
+def test_a_folder_gives_the_plan_and_the_weights_of_its_zip(release: Release, tmp_path: Path) -> None:
+    _, zipped = run_import(release, tmp_path)
+    import_release(release.write_folder(tmp_path / "folder"), "mnist", tmp_path / "other", progress=False)
+    folder = Store(tmp_path / "other")
+    assert folder.plans()[0].to_json() == zipped.plans()[0].to_json()
+    assert next(folder.commits()).files == next(zipped.commits()).files
+
+
+def test_runs_that_share_no_batches_are_in_populations_of_their_own(tmp_path: Path) -> None:
+    release = Release()
+    for number, change in enumerate(({}, {"lr": 1e-3}, {"dropout": 0.0}, {"optimizer": "sgd"}, {"l2_regularize": 0})):
+        release.add(f"run{number}", **change)
+    _, store = run_import(release, tmp_path)
+    sizes = sorted(len(population.runs) for population in store.plans()[0].populations)
+    assert sizes == [1, 1, 3]
+
+
+# What is left out is named
+
+
+def test_every_row_and_every_file_is_accounted_for(release: Release, tmp_path: Path) -> None:
+    lonely_file = "mnist/orphan_50_1000.pt"
+    release.files[lonely_file] = saved(state_dict("mnist", 99))
+    missing = release.add("gone", "50", 0.5, lr=5e-3)
+    del release.files[f"mnist/{missing}"]
+    unknown = release.add("odd", "50", 0.5, optimizer="adamw")
+    release.rows.append(release.rows[0])
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {
+        "refused row": [unknown],
+        "duplicate": ["run0_50_9100.pt"],
+        "file without a row": ["orphan_50_1000.pt"],
+        "row without a file": [missing],
+    }
+    assert (report.rows, report.files, report.checkpoints) == (11, 10, 8)
+    assert report.rows == report.checkpoints + 3  # refused, duplicate, without a file
+    assert "optimizer: found 'adamw', expected one of sgd, sgd_momentum, adam, rmsprop" in report.text()
+    assert json.loads((tmp_path / "sweep" / "import-report.json").read_text())["rows"] == 11
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lr": "fast"}, "lr: found 'fast', expected a number"),
+        ({"lr": -1}, "learning_rate: found -1.0, expected a number above 0"),
+        ({"lr": "nan"}, "lr: found 'nan', expected a number"),
+        ({"dropout": 1.0}, "dropout: found 1.0, expected a rate in [0, 1)"),
+        ({"train_fraction": 1.5}, "train_fraction: found 1.5, expected a fraction in (0, 1]"),
+        ({"seed": 2.5}, "seed: found '2.5', expected a whole number from 0 to 100000"),
+        ({"epochs": 10**12}, "epochs: found '1000000000000', expected a whole number from 0 to 100000"),
+        ({"epochs": 40}, "ckpt_epoch: found 50, expected at most the run's 40 epochs"),
+        ({"n_attention_heads": 1}, "n_attention_heads: found 1, expected 2"),
+        ({"ckpt_epoch": "75"}, "ckpt_epoch: found 75, expected 50 as in the file's name"),
+        ({"test_top1_accuracy": 91.5}, "test_top1_accuracy: found 91.5, expected a fraction in [0, 1]"),
+        ({"test_top1_accuracy": ""}, "found no accuracy, expected one value"),
+        ({"ckpt_file": "mnist/../../etc/passwd"}, "expected mnist/RUN_EPOCH_ACCURACY.pt"),
+    ],
+)
+def test_rows_that_no_run_can_have_are_refused_with_their_line(
+    release: Release, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    release.add("bad", "50", 0.5, lr=5e-3)
+    release.rows[-1] |= changes
+    report, _ = run_import(release, tmp_path)
+    (refused,) = [finding for finding in report.findings if finding.kind == "refused row"]
+    assert refused.reason.startswith("line 10: ")
+    assert reason in refused.reason
+    assert report.checkpoints == 8
+
+
+def test_best_and_best1_are_one_label(release: Release, tmp_path: Path) -> None:
+    second = release.add("run0", "best", 0.9401, lr=1e-3)
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {"duplicate": [second]}
+    assert report.checkpoints == 8
+
+
+def test_a_run_whose_rows_disagree_keeps_what_agrees_with_its_first(release: Release, tmp_path: Path) -> None:
+    odd = release.add("run0", "25", 0.5, lr=5e-3)
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {"refused row": [odd]}
+    assert "learning_rate: other values than in the first row of run run0" in report.findings[0].reason
+
+
+def test_of_runs_with_one_configuration_the_one_with_most_checkpoints_is_kept(tmp_path: Path) -> None:
+    release = Release()
+    dropped = release.add("first", "50", 0.5)
+    release.add("second", "50", 0.6)
+    release.add("second", "75", 0.7)
+    report, store = run_import(release, tmp_path)
+    assert found(report) == {"duplicate": [dropped]}
+    assert "run first has the configuration of run second" in report.findings[0].reason
+    _, tensors = checkpoint(store, "epoch-50")
+    assert torch.equal(tensors["classifier.fc1.bias"][0], state_dict("mnist", 1)["classifier.fc1.bias"])
+
+
+def test_a_file_that_stands_twice_in_the_archive_counts_once(release: Release, tmp_path: Path) -> None:
+    source = release.write_zip(tmp_path / "release.zip")
+    name = "MNIST-Transformers/mnist/run0_50_9100.pt"
+    with zipfile.ZipFile(source, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        archive.writestr(name, saved(state_dict("mnist", 50)))
+    report = import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert found(report) == {"duplicate": [name]}
+    _, tensors = checkpoint(Store(tmp_path / "sweep"), "epoch-50")
+    assert torch.equal(tensors["classifier.fc1.bias"][0], state_dict("mnist", 0)["classifier.fc1.bias"])
+
+
+def test_rows_that_hold_the_folder_twice_find_their_file(release: Release, tmp_path: Path) -> None:
+    release.rows[3]["ckpt_file"] = "mnist/model/mnist/run0_best1_9400.pt"
+    report, _ = run_import(release, tmp_path)
+    assert (report.checkpoints, report.findings) == (8, [])
+
+
+def test_an_accuracy_that_contradicts_the_files_name_is_told(release: Release, tmp_path: Path) -> None:
+    release.rows[0]["test_top1_accuracy"] = 0.2
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {"name disagrees": ["run0_50_9100.pt"]}
+    assert report.checkpoints == 8
+
+
+def test_files_of_the_other_task_and_the_embedding_are_set_aside_by_name(tmp_path: Path) -> None:
+    release = Release("ag_news")
+    release.add("a", "50", 0.5)
+    release.files |= {"ag_news/embedding.pt": b"", "mnist/b_50_5000.pt": b"", "metadata/mnist.csv": b""}
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {"set aside": ["ag_news/embedding.pt", "mnist/b_50_5000.pt", "metadata/mnist.csv"]}
+    assert report.files == 1
+
+
+class Evil:
+    """Unpickles to a call of os.mkdir."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (self.path,)
+
+
+def _changed(changes: dict[str, Any]) -> dict[str, Any]:
+    state = state_dict("mnist", 1) | changes
+    return {name: value for name, value in state.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"no pickle", "cannot be read (BadZipFile"),
+        (b"", "cannot be read (BadZipFile"),
+        (saved(state_dict("mnist", 1))[:-400], "cannot be read (BadZipFile"),
+        (saved([1, 2]), "found a list, expected a state dict"),
+        (saved(_changed({"classifier.fc2.bias": torch.zeros(4)})), "found torch.float32 of shape (4,), expected"),
+        (saved(_changed({"classifier.fc2.bias": torch.zeros(1).expand(10**9)})), "of shape (1000000000,)"),
+        (saved(_changed({"classifier.fc2.bias": torch.zeros(10).double()})), "found torch.float64"),
+        (saved(_changed({"classifier.fc2.bias": torch.zeros(10, device="meta")})), "expected a plain tensor"),
+        pytest.param(
+            saved(_changed({"classifier.fc2.bias": torch.zeros(10).to_sparse()})),
+            "expected a plain tensor",
+            marks=pytest.mark.filterwarnings("ignore:Validating sparse"),
+        ),
+        (saved(_changed({"classifier.fc2.bias": 3})), "found a int, expected a plain tensor"),
+        (saved(_changed({"classifier.fc2.bias": None})), "classifier.fc2.bias: found no tensor"),
+        (saved(_changed({"classifier.fc3.bias": torch.zeros(10)})), "classifier.fc3.bias: found a tensor"),
+        (saved(_changed({"embedding.pos_embedding": torch.zeros(49, 32)})), "other values than the sinusoidal"),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else value,
+)
+def test_files_that_are_no_checkpoint_are_named_and_the_others_imported(
+    release: Release, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    name = release.add("bad", "50", 0.5, state=content or b"\0", lr=5e-3)
+    report, store = run_import(release, tmp_path)
+    assert found(report) == {"unreadable": [name]}
+    assert reason in report.findings[0].reason
+    assert report.checkpoints == 8
+    bad = next(run for run in store.plans()[0].runs if run.learning_rate == 5e-3)
+    (commit,) = store.commits()
+    assert commit.runs[bad.run_id].labels == []
+
+
+def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(release: Release, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    name = release.add("bad", "50", 0.5, state=saved({"classifier.fc2.bias": Evil(str(trap))}), lr=5e-3)
+    plain = release.add("bad", "75", 0.5, state=pickle.dumps(Evil(str(trap))), lr=5e-3)
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {"unreadable": [name, plain]}
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_weights_are_told_and_their_run_is_diverged(release: Release, value: float, tmp_path: Path) -> None:
+    state = state_dict("mnist", 9)
+    state["encoder.1.fc1.weight"][3, 4] = value
+    name = release.add("bad", "100", 0.1, state=state, lr=5e-3)
+    release.add("bad", "50", 0.2, lr=5e-3)
+    report, store = run_import(release, tmp_path)
+    assert found(report) == {"non-finite": [name]}
+    assert report.findings[0].reason == "1 of 18506 weights"
+    run_id = next(run.run_id for run in store.plans()[0].runs if run.learning_rate == 5e-3)
+    (commit,) = store.commits()
+    assert (commit.runs[run_id].status, commit.runs[run_id].labels) == ("diverged", ["50"])
+    header, _ = checkpoint(store, "epoch-100")
+    assert run_id not in header["run_ids"]
+
+
+# What is hostile is refused, or bounded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.pt",
+        "mnist/../../outside.pt",
+        "/etc/outside.pt",
+        "C:/outside.pt",
+        "mnist\\..\\outside.pt",
+        "mnist/./a_50_5000.pt",
+        "mnist//a_50_5000.pt",
+        "mnist/a_50_5000.pt\0.txt",
+    ],
+)
+def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+    release = Release()
+    release.add("a")
+    source = release.write_zip(tmp_path / "release.zip")
+    with zipfile.ZipFile(source, "a") as archive:
+        info = zipfile.ZipInfo("placeholder")
+        info.filename = info.orig_filename = name
+        archive.writestr(info, b"")
+    with pytest.raises(ReleaseError, match="found a name that leads elsewhere"):
+        import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["readme.txt", "mnist/readme.txt", "mnist/run.pt", "mnist/deep/a_50_5000.pt", "other/a_50_5000.pt"]
+)
+def test_files_that_no_release_holds_are_refused_by_name(release: Release, name: str, tmp_path: Path) -> None:
+    release.files[name] = b""
+    with pytest.raises(ReleaseError, match=f"{name}': unknown file, expected MNIST-Transformers/mnist/RUN_EPOCH"):
+        run_import(release, tmp_path)
+
+
+def test_links_in_a_zip_are_refused(release: Release, tmp_path: Path) -> None:
+    source = release.write_zip(tmp_path / "release.zip")
+    with zipfile.ZipFile(source, "a") as archive:
+        info = zipfile.ZipInfo("MNIST-Transformers/mnist/link_50_5000.pt")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(ReleaseError, match=r"link_50_5000\.pt': found a link or special file"):
+        import_release(source, "mnist", tmp_path / "sweep", progress=False)
+
+
+@pytest.mark.parametrize("to_folder", [False, True])
+def test_links_in_a_folder_are_refused(release: Release, to_folder: bool, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    secret = outside / "a_50_5000.pt"
+    secret.write_bytes(saved(state_dict("mnist", 1)))
+    folder = release.write_folder(tmp_path / "folder")
+    if to_folder:
+        (folder / "ag_news").symlink_to(outside)
+    else:
+        (folder / "MNIST-Transformers" / "mnist" / secret.name).symlink_to(secret)
+    with pytest.raises(ReleaseError, match="found a link or special file"):
+        import_release(folder, "mnist", tmp_path / "sweep", progress=False)
+
+
+def test_encrypted_files_are_refused(release: Release, tmp_path: Path) -> None:
+    source = release.write_zip(tmp_path / "release.zip")
+    content = bytearray(source.read_bytes())
+    with zipfile.ZipFile(source) as archive:
+        content[archive.start_dir + 8] |= 1  # the flags of the first file in the central directory
+    source.write_bytes(content)
+    with pytest.raises(ReleaseError, match="found an encrypted file"):
+        import_release(source, "mnist", tmp_path / "sweep", progress=False)
+
+
+def test_a_file_that_unpacks_to_more_than_a_checkpoint_is_not_unpacked(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = release.add("bomb", "50", 0.5, state=bytes(100_000_000), lr=5e-3)
+    source = release.write_zip(tmp_path / "release.zip", zipfile.ZIP_DEFLATED)
+    assert source.stat().st_size < 1_500_000
+    unpacked = []
+    read = ReleaseArchive._read
+    monkeypatch.setattr(ReleaseArchive, "_read", lambda self, e: unpacked.append(e.file) or read(self, e))
+    report = import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert name not in unpacked
+    assert report.findings[0].reason == "found 100000000 bytes, expected at most 139560"
+
+
+def test_a_size_that_lies_yields_no_more_than_it_says(release: Release, tmp_path: Path) -> None:
+    name = release.add("bomb", "50", 0.5, state=bytes(1_000_000), lr=5e-3)
+    source = release.write_zip(tmp_path / "release.zip", zipfile.ZIP_DEFLATED)
+    content = source.read_bytes()
+    source.write_bytes(content.replace((1_000_000).to_bytes(4, "little"), (90_000).to_bytes(4, "little")))
+    report = import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert found(report) == {"unreadable": [name]}
+    assert "Bad CRC-32" in report.findings[0].reason
+
+
+def test_a_checkpoint_that_is_a_zip_bomb_itself_is_not_loaded(release: Release, tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({}, protocol=2))
+        archive.writestr("archive/data/0", bytes(50_000_000))
+    name = release.add("bomb", "50", 0.5, state=inner.getvalue(), lr=5e-3)
+    report, _ = run_import(release, tmp_path)
+    assert found(report) == {"unreadable": [name]}
+    assert "bytes inside, expected at most 139560" in report.findings[0].reason
+
+
+def test_sources_that_are_no_release_say_what_was_expected(release: Release, tmp_path: Path) -> None:
+    (tmp_path / "text.zip").write_text("no zip")
+    for source, expected in (
+        (tmp_path / "absent.zip", "cannot be read"),
+        (tmp_path / "text.zip", "File is not a zip file"),
+        (release.write_folder(tmp_path / "folder") / "MNIST-Transformers" / "mnist", "expected one metadata/mnist.csv"),
+    ):
+        with pytest.raises(ReleaseError, match=expected):
+            import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    with pytest.raises(ReleaseError, match="found no table of checkpoints, expected one metadata/ag_news"):
+        import_release(release.write_zip(tmp_path / "r.zip"), "ag_news", tmp_path / "sweep", progress=False)
+    with pytest.raises(ReleaseError, match="task: found 'cifar'"):
+        import_release(tmp_path / "r.zip", "cifar", tmp_path / "sweep", progress=False)
+
+
+def test_a_table_without_a_column_names_it_and_its_likeness(release: Release, tmp_path: Path) -> None:
+    for row in release.rows:
+        row["learning_rate"] = row.pop("lr")
+        row["accuracy"] = row.pop("test_top1_accuracy")
+    with pytest.raises(ReleaseError, match="expected lr, test_top1_accuracy or test_accuracy too"):
+        run_import(release, tmp_path)
+
+
+def test_a_release_of_nothing_usable_says_why(tmp_path: Path) -> None:
+    release = Release()
+    release.add("a", optimizer="adamw")
+    with pytest.raises(ReleaseError, match=r"no checkpoint with both a file and a usable row.*found 'adamw'"):
+        run_import(release, tmp_path)
+
+
+# Interruption
+
+
+@pytest.fixture
+def three_populations() -> Release:
+    made = Release()
+    for number, dropout in enumerate((0.0, 0.05, 0.1)):
+        made.add(f"run{number}", "50", 0.5, dropout=dropout)
+        made.add(f"run{number}", "75", 0.6, dropout=dropout)
+    made.add("broken", "50", 0.5, state=b"broken", lr=1e-2, dropout=0.0)
+    return made
+
+
+def test_an_interrupted_import_goes_on_with_what_is_missing(
+    three_populations: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = three_populations.write_zip(tmp_path / "release.zip")
+    whole = import_release(source, "mnist", tmp_path / "whole", progress=False)
+    read = ReleaseArchive.read_weights
+    names: list[str] = []
+
+    def interrupted(self: ReleaseArchive, entry: Any, task: str) -> Tensor:
+        if len(names) == 4:
+            raise KeyboardInterrupt
+        names.append(entry.file)
+        return read(self, entry, task)
+
+    monkeypatch.setattr(ReleaseArchive, "read_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    store = Store(tmp_path / "sweep")
+    assert len(store.sealed()) == 1
+    assert not (tmp_path / "sweep" / "import-report.json").exists()
+    assert [len(store.attempts(population.id)) for population in store.todo()] == [0, 0]
+    monkeypatch.setattr(ReleaseArchive, "read_weights", lambda s, e, t: names.append(e.file) or read(s, e, t))
+    names.clear()
+    again = import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert sorted(names) == ["run1_50_5000.pt", "run1_75_6000.pt", "run2_50_5000.pt", "run2_75_6000.pt"]
+    assert again.skipped == 1
+    assert (again.checkpoints, again.findings) == (whole.checkpoints, whole.findings)
+    commits = {commit.population: commit.files for commit in Store(tmp_path / "whole").commits()}
+    assert {commit.population: commit.files for commit in store.commits()} == commits
+
+
+def test_a_second_call_reads_no_weights_and_reports_the_same(
+    three_populations: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = run_import(three_populations, tmp_path)
+    monkeypatch.delattr(ReleaseArchive, "read_weights")
+    second, _ = run_import(three_populations, tmp_path)
+    assert (second.skipped, second.populations) == (3, 3)
+    assert found(second) == found(first) == {"unreadable": ["broken_50_5000.pt"]}
+    assert second.checkpoints == first.checkpoints == 6
+
+
+def test_a_directory_of_another_release_is_left_alone(
+    release: Release, three_populations: Release, tmp_path: Path
+) -> None:
+    run_import(release, tmp_path)
+    with pytest.raises(ReleaseError, match="found the plan of another sweep or release"):
+        run_import(three_populations, tmp_path)
+    assert len(Store(tmp_path / "sweep").plans()) == 1
