@@ -1,0 +1,164 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from zoo.config import load_config, parse_config, presets
+from zoo.errors import ConfigError
+
+GOOD = {
+    "task": "mnist",
+    "epochs": 4,
+    "save_epochs": [0, 2, "best"],
+    "warmup_epochs": 1,
+    "grid": [
+        {
+            "optimizer": ["adam"],
+            "learning_rate": [0.01],
+            "init_std": [0.2],
+            "l2": [0],
+            "dropout": [0.1],
+            "train_fraction": [1.0],
+        }
+    ],
+}
+
+
+def write(folder: Path, content: dict | str) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def grid(**changes: object) -> dict:
+    return {"grid": [GOOD["grid"][0] | changes]}
+
+
+def test_values_arrive_in_their_types(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD))
+    block = config.grid[0]
+    assert (block.l2, type(block.l2[0])) == ((0.0,), float)
+    assert (config.labels, config.batch_size, config.min_learning_rate) == (("0", "2", "best"), 128, 1e-5)
+    assert (config.store.state_seconds, config.sweep.grace_seconds) == (300.0, 120.0)
+
+
+def test_labels_are_sorted_as_numbers_with_best_last() -> None:
+    assert parse_config(GOOD | {"epochs": 10, "save_epochs": ["best", 10, 2]}).labels == ("2", "10", "best")
+
+
+BAD = [
+    ({"epoch": 3}, "epoch: unknown key; did you mean epochs?"),
+    ({"colour": 3}, "colour: unknown key; known keys: task, epochs"),
+    ({"sweep": {"grace_second": 1}}, "sweep.grace_second: unknown key; did you mean sweep.grace_seconds?"),
+    ({"data": {"sourse": "embedded"}}, "data.sourse: unknown key; did you mean data.source?"),
+    ({"data": {"source": "web"}}, "data.source: found 'web', expected one of idx, torchvision, embedded"),
+    ({"task": "cifar"}, "task: found 'cifar', expected one of mnist"),
+    ({"epochs": "ten"}, "epochs: found 'ten', expected a whole number"),
+    ({"epochs": 2.0}, "epochs: found 2.0, expected a whole number"),
+    ({"epochs": True}, "epochs: found True, expected a whole number"),
+    ({"epochs": 0, "warmup_epochs": 0}, "epochs: found 0, expected 1 or more"),
+    ({"warmup_epochs": 5}, "warmup_epochs: found 5, expected 0 to epochs (4)"),
+    ({"save_epochs": [0, 5]}, "save_epochs: found 5, expected epochs from 0 to epochs (4)"),
+    ({"save_epochs": [2, 2]}, "save_epochs: found [2, 2], expected no epoch twice"),
+    ({"save_epochs": []}, "save_epochs: found [], expected at least one epoch"),
+    ({"save_epochs": ["last"]}, "save_epochs: found 'last', expected epochs from 0"),
+    ({"min_learning_rate": float("nan")}, "min_learning_rate: found nan, expected a finite number"),
+    ({"population_size": 0}, "population_size: found 0, expected auto or a whole number of 1 or more"),
+    ({"best_by": "train"}, "best_by: found 'train', expected one of test, validation"),
+    ({"engine": "jax"}, "engine: found 'jax', expected one of auto, torch, fused"),
+    ({"store": {"state_seconds": -1}}, "store.state_seconds: found -1.0, expected 0 or more"),
+    ({"sweep": {"gpus_per_population": 2}}, "sweep.gpus_per_population: found 2.0, expected more than 0, at most 1"),
+    ({"grid": []}, "grid: found [], expected at least one block"),
+    (grid(optimizer=["adamw"]), "grid[0].optimizer: found 'adamw', expected one of sgd, sgd_momentum, adam, rmsprop"),
+    (grid(optimizer="adam"), "grid[0].optimizer: found 'adam', expected a list"),
+    (grid(learning_rate=[]), "grid[0].learning_rate: found an empty list, expected at least one value"),
+    (grid(learning_rate=[-0.1]), "grid[0].learning_rate: found -0.1, expected numbers above 0"),
+    (grid(learning_rate=["fast"]), "grid[0].learning_rate[0]: found 'fast', expected a number"),
+    (grid(dropout=[1.0]), "grid[0].dropout: found 1.0, expected rates in [0, 1)"),
+    (grid(train_fraction=[0.0]), "grid[0].train_fraction: found 0.0, expected fractions in (0, 1]"),
+    (grid(seed=[-1]), "grid[0].seed: found -1, expected whole numbers of 0 or more"),
+    (grid(momentum=[0.9]), "grid[0].momentum: unknown key"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_a_bad_configuration_is_one_line_with_file_and_field(change: dict, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD | change)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, {key: value for key, value in GOOD.items() if key != "epochs"})
+    with pytest.raises(ConfigError, match="epochs: missing; it has no default"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: mnist\nepochs: 3\nepochs: 4\n", "key 'epochs' stands twice, line"),
+        ("task: [mnist", "not valid YAML"),
+        ("- mnist\n", "found list, expected keys and values"),
+        ("", "found NoneType, expected keys and values"),
+        ("task: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
+    ],
+)
+def test_broken_yaml_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1E-3", "1.e-3", "+1e-3", "0.001", ".1e-2"])
+def test_numbers_with_an_exponent_are_numbers(number: str, tmp_path: Path) -> None:
+    text = yaml.safe_dump(GOOD) + f"min_learning_rate: {number}\n"
+    assert load_config(write(tmp_path, text)).min_learning_rate == 0.001
+
+
+def test_set_takes_any_key_and_reads_its_value_as_yaml(tmp_path: Path) -> None:
+    overrides = [
+        "epochs=6",
+        "min_learning_rate=1e-4",
+        "save_epochs=[0, 6, best]",
+        "data.source=embedded",
+        "data.train_limit=100",
+        "store.state_seconds=5",
+        "grid=[{optimizer: [sgd], learning_rate: [1e-1], init_std: [1], l2: [0], dropout: [0], train_fraction: [1]}]",
+    ]
+    config = load_config(write(tmp_path, GOOD), overrides)
+    assert (config.epochs, config.min_learning_rate, config.labels) == (6, 1e-4, ("0", "6", "best"))
+    assert (config.data.source, config.data.train_limit, config.store.state_seconds) == ("embedded", 100, 5.0)
+    assert (config.grid[0].optimizer, config.grid[0].learning_rate) == (("sgd",), (0.1,))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs", "--set epochs: expected key=value"),
+        ("=3", "--set =3: expected key=value"),
+        ("epoch=3", "epoch: unknown key; did you mean epochs?"),
+        ("epochs.x=3", "--set epochs.x=3: epochs is no group of keys"),
+        ("epochs=[", "--set epochs=[: the value is not valid YAML"),
+        ("epochs=", "epochs: found None, expected a whole number"),
+    ],
+)
+def test_a_bad_set_is_one_line(override: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config(write(tmp_path, GOOD), [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_neither_file_nor_preset_lists_the_presets() -> None:
+    with pytest.raises(ConfigError, match=r"mnits: no such file or preset; presets: .*mnist.*quickstart"):
+        load_config("mnits")
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_is_a_sweep(preset: str) -> None:
+    config = load_config(preset)
+    assert config.epochs >= config.warmup_epochs
+    assert "best" in config.labels
