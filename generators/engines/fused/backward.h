@@ -28,18 +28,20 @@ Answer cross_entropy(Activations<Task>& s, int label, float scale) {
   return {std::log(sum) + logits[best] - logits[label] + finite, best == label};
 }
 
+// Back through ReLU: the gradient where its output is positive.
+FUSED_INLINE Vector where_active(Vector gradient, const float* output) {
+  return select(load(output) > 0.0f, gradient, Vector{});
+}
+
 // From s.logit_gradient to s.gradient, that of the last block's output before its dropout.
 template <class Task>
 void classifier_backward(const Parameters<Task>& w, Activations<Task>& s, Parameters<Task>& gradient) {
   FUSED_STAGE("classifier backward, LayerNorm");
   Tile<1> hidden = {};
   multiply_add<1, ROW_VECTORS>(hidden, s.logit_gradient, 0, 1, w.fc2[0], WIDTH, Task::CLASSES);
+  transform<1, ROW_VECTORS>(hidden, [&](Vector v, int, int j) { return where_active(v, &s.classifier_hidden[j]); });
   alignas(ALIGNMENT) float hidden_gradient[WIDTH];
-  FUSED_UNROLL
-  for (int j = 0; j < ROW_VECTORS; j++) {
-    const Vector active = select(load(&s.classifier_hidden[j * LANES]) > 0.0f, hidden[0][j], Vector{});
-    store(&hidden_gradient[j * LANES], active);
-  }
+  store_tile<1, ROW_VECTORS>(hidden_gradient, WIDTH, hidden);
   Tile<1> pooled = {};
   multiply_add<1, ROW_VECTORS>(pooled, hidden_gradient, 0, 1, w.fc1[0], WIDTH, WIDTH);
 
@@ -53,8 +55,7 @@ void classifier_backward(const Parameters<Task>& w, Activations<Task>& s, Parame
   add_row_sum<WIDTH>(1, hidden_gradient, gradient.fc1_bias);
   for (int c = 0; c < Task::CLASSES; c++) gradient.fc2_bias[c] += s.logit_gradient[c];
 
-  FUSED_UNROLL
-  for (int j = 0; j < ROW_VECTORS; j++) pooled[0][j] *= 1.0f / s.tokens();
+  transform<1, ROW_VECTORS>(pooled, [&](Vector v, int, int) { return v * (1.0f / s.tokens()); });
   for (int t = 0; t < s.tokens(); t++)
     normalise_backward<1>(pooled, s.output, s.dropout[DROPOUT_SITES - 1], s.gradient, t);
 }
@@ -73,14 +74,8 @@ void mlp_backward(const Weights& w, Activations<Task>& s, const Block& block, co
     FUSED_STAGE("MLP hidden gradient");
     linear<WIDTH, MLP_WIDTH>(tokens, s.gradient[0], w.fc2[0], [&](auto n, int row, int column, auto& tile) {
       constexpr int ROWS = decltype(n)::value;
-      FUSED_UNROLL
-      for (int r = 0; r < ROWS; r++) {
-        FUSED_UNROLL
-        for (int j = 0; j < ROW_VECTORS; j++) {
-          const Vector hidden = load(&block.hidden[row + r][column + j * LANES]);
-          tile[r][j] = select(hidden > 0.0f, tile[r][j], Vector{});
-        }
-      }
+      transform<ROWS, ROW_VECTORS>(
+          tile, [&](Vector v, int r, int j) { return where_active(v, &block.hidden[row + r][column + j]); });
       store_tile<ROWS, ROW_VECTORS>(&s.hidden_gradient[row][column], MLP_WIDTH, tile);
     });
   }
@@ -129,13 +124,9 @@ void score_backward(Activations<Task>& s, const Block& block, int head) {
     for (int query = 0; query < tokens; query += WIDTH) {
       Tile<ROWS> tile = {};
       multiply_add<ROWS, ROW_VECTORS>(tile, values + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
-      FUSED_UNROLL
-      for (int j = 0; j < ROW_VECTORS; j++) {
-        const Vector mean = load(&s.by_query[query + j * LANES]);
-        FUSED_UNROLL
-        for (int r = 0; r < ROWS; r++)
-          tile[r][j] = (tile[r][j] - mean) * load(&block.attention[head][key + r][query + j * LANES]);
-      }
+      transform<ROWS, ROW_VECTORS>(tile, [&](Vector v, int r, int j) {
+        return (v - load(&s.by_query[query + j])) * load(&block.attention[head][key + r][query + j]);
+      });
       store_tile<ROWS, ROW_VECTORS>(&s.score_gradient[key][query], T_PADDED, tile);
     }
   });
@@ -152,11 +143,7 @@ FUSED_INLINE void multiply_head(const Activations<Task>& s, const float* matrix,
     constexpr int ROWS = decltype(n)::value;
     Tile<ROWS, HEAD_VECTORS> tile = {};
     multiply_add<ROWS, HEAD_VECTORS>(tile, matrix + row * ROW, ROW, STEP, x, x_row, tokens);
-    FUSED_UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      FUSED_UNROLL
-      for (int j = 0; j < HEAD_VECTORS; j++) tile[r][j] *= factor;
-    }
+    transform<ROWS, HEAD_VECTORS>(tile, [&](Vector v, int, int) { return v * factor; });
     store_tile<ROWS, HEAD_VECTORS>(to + row * QKV, QKV, tile);
   });
 }
@@ -199,8 +186,7 @@ void backward(const Parameters<Task>& w, Activations<Task>& s, Parameters<Task>&
       add_weight_gradient<QKV, WIDTH>(s.tokens(), s.qkv_gradient[0], block.attention_input.rows[0],
                                       gradient.blocks[b].qkv[0]);
     }
-    if (b > 0 || Task::TRAINED_EMBEDDING)
-      attention_input_gradient(w.blocks[b], s, block, s.dropout[2 * b]);
+    if (b > 0 || Task::TRAINED_EMBEDDING) attention_input_gradient(w.blocks[b], s, block, s.dropout[2 * b]);
   }
   if constexpr (Task::TRAINED_EMBEDDING) embedding_gradient(s, gradient);
 }

@@ -5,15 +5,6 @@
 
 namespace fused {
 
-// One sample as it lies in the data.
-struct Sample {
-  const uint8_t* image;     // [28][28], or
-  const int32_t* words;     // [length]
-  const float* vectors;     // [V][WIDTH], word vectors
-  const float* positions;   // [T][WIDTH]
-  int row_offset, column_offset;  // of the window in the padded image, 0 to 4
-};
-
 // The factors of dropout, from generators.streams.dropout_numbers: a hash of the key and a counter gives two numbers
 // of 16 bits, for channels j and j + WIDTH / 2; below the threshold a unit is dropped.
 struct Dropout {
@@ -50,21 +41,21 @@ void draw_dropout(Activations<Task>& s, const Dropout& dropout, uint32_t sample)
   }
 }
 
+template <int ROWS>
+FUSED_INLINE void apply_dropout(Tile<ROWS>& tile, const float (*dropout)[WIDTH], int first) {
+  transform<ROWS, ROW_VECTORS>(tile,
+                               [&](Vector v, int r, int column) { return v * load(&dropout[first + r][column]); });
+}
+
 // The embedding's dropout, then the first LayerNorm.
 template <bool TRAINING, int ROWS, class Task>
 FUSED_INLINE void finish_embedding(Tile<ROWS>& tile, Activations<Task>& s, int first) {
-  if constexpr (TRAINING) {
-    FUSED_UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      FUSED_UNROLL
-      for (int j = 0; j < ROW_VECTORS; j++) tile[r][j] *= load(&s.dropout[0][first + r][j * LANES]);
-    }
-  }
+  if constexpr (TRAINING) apply_dropout<ROWS>(tile, s.dropout[0], first);
   normalise<ROWS>(tile, s.blocks[0].attention_input, first);
 }
 
 // Cut the window out of the padded image: 49 patches in rows of 16 numbers, scaled to [-1, 1].
-inline void cut_patches(const Sample& sample, Images::Input& input) {
+inline void cut_patches(const Images::Sample& sample, Images::Input& input) {
   FUSED_STAGE("crop and patches");
   constexpr int SIDE = Images::SIDE, PATCH = Images::PATCH, GRID = SIDE / PATCH;
   for (int row = 0; row < SIDE; row++)
@@ -82,31 +73,27 @@ inline void cut_patches(const Sample& sample, Images::Input& input) {
 }
 
 template <bool TRAINING>
-void embed(const ForwardWeights<Images>& w, const Sample& sample, Activations<Images>& s) {
+void embed(const ForwardWeights<Images>& w, const Images::Sample& sample, Activations<Images>& s) {
   cut_patches(sample, s.input);
   FUSED_STAGE("embedding, LayerNorm");
-  linear<Images::PATCH_PIXELS, WIDTH>(
-      s.tokens(), s.input.patches[0], w.patch[0], [&](auto n, int row, int, auto& tile) {
-        constexpr int ROWS = decltype(n)::value;
-        FUSED_UNROLL
-        for (int r = 0; r < ROWS; r++) {
-          FUSED_UNROLL
-          for (int j = 0; j < ROW_VECTORS; j++) tile[r][j] += load(&w.offset[row + r][j * LANES]);
-        }
-        finish_embedding<TRAINING, ROWS>(tile, s, row);
-      });
+  linear<Images::PATCH_PIXELS, WIDTH>(s.tokens(), s.input.patches[0], w.patch[0], [&](auto n, int t, int, auto& tile) {
+    constexpr int ROWS = decltype(n)::value;
+    transform<ROWS, ROW_VECTORS>(tile, [&](Vector v, int r, int column) { return v + load(&w.offset[t + r][column]); });
+    finish_embedding<TRAINING, ROWS>(tile, s, t);
+  });
 }
 
 template <bool TRAINING, int CAPACITY>
-void embed(const ForwardWeights<Texts<CAPACITY>>&, const Sample& sample, Activations<Texts<CAPACITY>>& s) {
+void embed(const ForwardWeights<Texts<CAPACITY>>&, const typename Texts<CAPACITY>::Sample& sample,
+           Activations<Texts<CAPACITY>>& s) {
   FUSED_STAGE("embedding, LayerNorm");
   for (int t = 0; t < s.tokens(); t++) {
     const float* vector = sample.vectors + (int64_t)sample.words[t] * WIDTH;
     const float* position = sample.positions + t * WIDTH;
     Tile<1> tile;
-    FUSED_UNROLL
-    for (int j = 0; j < ROW_VECTORS; j++)
-      tile[0][j] = load_unaligned(vector + j * LANES) + load_unaligned(position + j * LANES);
+    transform<1, ROW_VECTORS>(tile, [&](Vector, int, int column) {
+      return load_unaligned(vector + column) + load_unaligned(position + column);
+    });
     finish_embedding<TRAINING, 1>(tile, s, t);
   }
 }

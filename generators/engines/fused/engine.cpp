@@ -37,9 +37,9 @@ struct Batch {
 };
 
 struct Engine {
-  const float* positions;     // [T][WIDTH]
-  const float* word_vectors;  // [V][WIDTH], or null
-  int64_t max_tokens;         // of the task, at most Task::MAX_TOKENS
+  const float* positions;                                    // [T][WIDTH]
+  const float* word_vectors;                                 // [V][WIDTH], or null
+  int64_t max_tokens;                                        // of the task, at most Task::MAX_TOKENS
   std::vector<std::unique_ptr<Workspace<Task>>> workspaces;  // one a thread
 };
 
@@ -73,25 +73,17 @@ void for_items(Engine& engine, int64_t items, Work work) {
   for (std::thread& thread : others) thread.join();
 }
 
-Sample find_sample(const Engine& engine, const Split& split, int64_t index, const int64_t* crop) {
-  Sample sample{};
-  if constexpr (std::is_same_v<Task, Images>) {
-    sample.image = static_cast<const uint8_t*>(split.inputs) + index * Images::SIDE * Images::SIDE;
-    sample.row_offset = crop ? crop[0] : Images::PADDING;
-    sample.column_offset = crop ? crop[1] : Images::PADDING;
-  } else {
-    sample.words = static_cast<const int32_t*>(split.inputs) + index * split.row;
-    sample.vectors = engine.word_vectors;
-    sample.positions = engine.positions;
-  }
-  return sample;
+Images::Sample find_sample(Images, const Engine&, const Split& split, int64_t index, const int64_t* crop) {
+  const auto* image = static_cast<const uint8_t*>(split.inputs) + index * Images::SIDE * Images::SIDE;
+  if (!crop) return {image, Images::PADDING, Images::PADDING};
+  return {image, int(crop[0]), int(crop[1])};
 }
 
-// Rows of the data lie anywhere in memory: ask for the next one while this one is computed.
-void prefetch_sample(const Split& split, int64_t index) {
-  const int64_t bytes = std::is_same_v<Task, Images> ? Images::SIDE * Images::SIDE : split.row * sizeof(int32_t);
-  const char* row = static_cast<const char*>(split.inputs) + index * bytes;
-  for (int64_t i = 0; i < bytes; i += ALIGNMENT) __builtin_prefetch(row + i);
+template <int CAPACITY>
+typename Texts<CAPACITY>::Sample find_sample(Texts<CAPACITY>, const Engine& engine, const Split& split, int64_t index,
+                                             const int64_t*) {
+  const auto* words = static_cast<const int32_t*>(split.inputs) + index * split.row;
+  return {words, engine.word_vectors, engine.positions};
 }
 
 void load_run(const Engine& engine, Workspace<Task>& w, const float* weights, int64_t run) {
@@ -110,10 +102,10 @@ void train_run(const Engine& engine, const Split& split, const Batch& batch, Wor
   *correct = 0;
   for (int64_t b = 0; b < batch.samples; b++) {
     const int64_t index = batch.indices[b];
-    if (b + 1 < batch.samples) prefetch_sample(split, batch.indices[b + 1]);
     s.length = split.lengths ? split.lengths[index] : Task::MAX_TOKENS;
     draw_dropout(s, dropout, b);
-    forward<true>(w.forward_weights, find_sample(engine, split, index, batch.crops ? batch.crops + 2 * b : nullptr), s);
+    forward<true>(w.forward_weights,
+                  find_sample(Task{}, engine, split, index, batch.crops ? batch.crops + 2 * b : nullptr), s);
     const Answer answer = cross_entropy(s, split.labels[index], 1.0f / batch.samples);
     total += answer.loss;
     *correct += answer.correct;
@@ -132,7 +124,7 @@ void for_logits(Engine& engine, const Split& split, int64_t runs, const float* w
     load_run(engine, w, weights, run);
     for (int64_t i = first; i < std::min(first + EVALUATION_ITEM, split.samples); i++) {
       w.activations.length = split.lengths ? split.lengths[i] : Task::MAX_TOKENS;
-      forward<false>(w.forward_weights, find_sample(engine, split, i, nullptr), w.activations);
+      forward<false>(w.forward_weights, find_sample(Task{}, engine, split, i, nullptr), w.activations);
       done(run, i, item, w.activations);
     }
   });

@@ -113,13 +113,7 @@ void project_heads(const BlockWeights& w, const Activations<Task>& s, Block& blo
   FUSED_STAGE("output projection, LayerNorm");
   linear<WIDTH, WIDTH>(s.tokens(), block.heads[0], w.out[0], [&](auto n, int row, int, auto& tile) {
     constexpr int ROWS = decltype(n)::value;
-    if constexpr (TRAINING) {
-      FUSED_UNROLL
-      for (int r = 0; r < ROWS; r++) {
-        FUSED_UNROLL
-        for (int j = 0; j < ROW_VECTORS; j++) tile[r][j] *= load(&dropout[row + r][j * LANES]);
-      }
-    }
+    if constexpr (TRAINING) apply_dropout<ROWS>(tile, dropout, row);
     normalise<ROWS>(tile, block.mlp_input, row);
   });
 }
@@ -129,12 +123,8 @@ void mlp_hidden(const BlockWeights& w, const Activations<Task>& s, Block& block)
   FUSED_STAGE("MLP hidden");
   linear<WIDTH, MLP_WIDTH>(s.tokens(), block.mlp_input.rows[0], w.fc1[0], [&](auto n, int row, int column, auto& tile) {
     constexpr int ROWS = decltype(n)::value;
-    FUSED_UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      FUSED_UNROLL
-      for (int j = 0; j < ROW_VECTORS; j++)
-        tile[r][j] = larger(Vector{}, tile[r][j] + load(&w.fc1_bias[column + j * LANES]));
-    }
+    transform<ROWS, ROW_VECTORS>(
+        tile, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[column + j])); });
     store_tile<ROWS, ROW_VECTORS>(&block.hidden[row][column], MLP_WIDTH, tile);
   });
 }
@@ -145,14 +135,8 @@ void mlp_output(const BlockWeights& w, const Activations<Task>& s, const Block& 
   FUSED_STAGE("MLP output, LayerNorm");
   linear<MLP_WIDTH, WIDTH>(s.tokens(), block.hidden[0], w.fc2[0], [&](auto n, int row, int, auto& tile) {
     constexpr int ROWS = decltype(n)::value;
-    FUSED_UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      FUSED_UNROLL
-      for (int j = 0; j < ROW_VECTORS; j++) {
-        tile[r][j] += load(&w.fc2_bias[j * LANES]);
-        if constexpr (TRAINING) tile[r][j] *= load(&dropout[row + r][j * LANES]);
-      }
-    }
+    transform<ROWS, ROW_VECTORS>(tile, [&](Vector v, int, int column) { return v + load(&w.fc2_bias[column]); });
+    if constexpr (TRAINING) apply_dropout<ROWS>(tile, dropout, row);
     normalise<ROWS>(tile, output, row);
   });
 }
@@ -166,22 +150,19 @@ void classify(const ForwardWeights<Task>& w, Activations<Task>& s) {
   add_row_sum<WIDTH>(s.tokens(), s.output.rows[0], s.pooled);
   for (float& x : s.pooled) x *= 1.0f / s.tokens();
 
-  Tile<1> hidden;
-  FUSED_UNROLL
-  for (int j = 0; j < ROW_VECTORS; j++) hidden[0][j] = load(&w.fc1_bias[j * LANES]);
+  Tile<1> hidden = {};
   multiply_add<1, ROW_VECTORS>(hidden, s.pooled, 0, 1, w.fc1[0], WIDTH, WIDTH);
-  FUSED_UNROLL
-  for (int j = 0; j < ROW_VECTORS; j++) store(&s.classifier_hidden[j * LANES], larger(Vector{}, hidden[0][j]));
+  transform<1, ROW_VECTORS>(hidden, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[j])); });
+  store_tile<1, ROW_VECTORS>(s.classifier_hidden, WIDTH, hidden);
 
-  Tile<1, LOGIT_VECTORS> logits;
-  FUSED_UNROLL
-  for (int j = 0; j < LOGIT_VECTORS; j++) logits[0][j] = load(&w.fc2_bias[j * LANES]);
+  Tile<1, LOGIT_VECTORS> logits = {};
   multiply_add<1, LOGIT_VECTORS>(logits, s.classifier_hidden, 0, 1, w.fc2[0], MAX_CLASSES, WIDTH);
+  transform<1, LOGIT_VECTORS>(logits, [&](Vector v, int, int j) { return v + load(&w.fc2_bias[j]); });
   store_tile<1, LOGIT_VECTORS>(s.logits, MAX_CLASSES, logits);
 }
 
 template <bool TRAINING, class Task>
-void forward(const ForwardWeights<Task>& w, const Sample& sample, Activations<Task>& s) {
+void forward(const ForwardWeights<Task>& w, const typename Task::Sample& sample, Activations<Task>& s) {
   embed<TRAINING>(w, sample, s);
   for (int b = 0; b < BLOCKS; b++) {
     auto& block = s.blocks[b];

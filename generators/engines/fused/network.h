@@ -25,7 +25,8 @@ constexpr int HEAD_WIDTH = 16;
 constexpr int MLP_WIDTH = 64;
 constexpr int BLOCKS = 2;
 constexpr int DROPOUT_SITES = 1 + 2 * BLOCKS;  // embedding; attention and MLP of each block
-constexpr int QUERIES = 0, KEYS = WIDTH, VALUES = 2 * WIDTH, QKV = 3 * WIDTH;  // columns in a row of queries, keys, values
+// Columns in a row of queries, keys and values.
+constexpr int QUERIES = 0, KEYS = WIDTH, VALUES = 2 * WIDTH, QKV = 3 * WIDTH;
 constexpr int MAX_CLASSES = 16;
 static_assert(WIDTH == HEADS * HEAD_WIDTH && HEAD_WIDTH % LANES == 0);
 
@@ -41,6 +42,10 @@ struct Images {
   static constexpr bool TRAINED_EMBEDDING = true;
   static constexpr int SIDE = 28, PATCH = 4, PATCH_PIXELS = PATCH * PATCH, PADDING = 2, PADDED = SIDE + 2 * PADDING;
 
+  struct Sample {
+    const uint8_t* image;           // [SIDE][SIDE]
+    int row_offset, column_offset;  // of the window in the padded image, 0 to 2 * PADDING
+  };
   struct Embedding {
     alignas(ALIGNMENT) float patch[WIDTH][PATCH_PIXELS];
     float patch_bias[WIDTH];
@@ -63,6 +68,11 @@ struct Texts {
   static constexpr bool FIXED_LENGTH = false;
   static constexpr bool TRAINED_EMBEDDING = false;
 
+  struct Sample {
+    const int32_t* words;    // [tokens], rows of
+    const float* vectors;    // [V][WIDTH]
+    const float* positions;  // [MAX_TOKENS][WIDTH]
+  };
   struct Embedding {};
   struct ForwardEmbedding {};
   struct Input {};
@@ -87,8 +97,8 @@ struct Parameters : Task::Embedding {
   float fc2_bias[Task::CLASSES];
 
   static constexpr int COUNT = (Task::TRAINED_EMBEDDING ? sizeof(typename Task::Embedding) : 0) / sizeof(float) +
-                               BLOCKS * sizeof(Block) / sizeof(float) + WIDTH * WIDTH + WIDTH +
-                               Task::CLASSES * WIDTH + Task::CLASSES;
+                               BLOCKS * sizeof(Block) / sizeof(float) + WIDTH * WIDTH + WIDTH + Task::CLASSES * WIDTH +
+                               Task::CLASSES;
 
   void read(const float* flat) { std::memcpy(static_cast<void*>(this), flat, COUNT * sizeof(float)); }
   void write(float* flat) const { std::memcpy(flat, static_cast<const void*>(this), COUNT * sizeof(float)); }

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <cstdio>
 
-#define FUSED_STAGE(name)                                     \
+#define FUSED_STAGE(name)                                                          \
   static fused::profile::Stage& profiled_stage = *new fused::profile::Stage(name); \
   const fused::profile::Timer profiled_timer(profiled_stage)
 

@@ -13,10 +13,16 @@ namespace fused {
 constexpr int ROW_VECTORS = WIDTH / LANES;
 constexpr int HEAD_VECTORS = HEAD_WIDTH / LANES;
 
-// Heights that fill the registers (32 of 16 lanes, 16 of 8 or 4) without spilling.
-constexpr int TILE_ROWS = LANES == 16 ? 7 : LANES == 8 ? 3 : 1;
-constexpr int HEAD_TILE_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 3;
-constexpr int GRADIENT_ROWS = LANES == 16 ? 8 : LANES == 8 ? 2 : 1;
+// Heights of tiles, found by measuring: sums, factors and a row of the second matrix share 32 registers (AVX-512, Arm)
+// or 16.
+#ifdef __aarch64__
+constexpr bool LARGE = true;
+#else
+constexpr bool LARGE = LANES > 4;
+#endif
+constexpr int TILE_ROWS = LANES == 16 ? 7 : LARGE ? 2 : 1;
+constexpr int HEAD_TILE_ROWS = LANES == 16 ? 14 : LARGE ? 6 : 2;
+constexpr int GRADIENT_ROWS = LANES == 16 ? 8 : LARGE ? 2 : 1;
 
 template <int ROWS, int VECTORS = ROW_VECTORS>
 using Tile = Vector[ROWS][VECTORS];
@@ -36,6 +42,16 @@ FUSED_INLINE void multiply_add(Tile<ROWS, VECTORS>& tile, const float* a, int a_
       FUSED_UNROLL
       for (int j = 0; j < VECTORS; j++) tile[r][j] += factor * row[j];
     }
+  }
+}
+
+// Replace each vector v of a tile by change(v, row of the tile, column of its first lane).
+template <int ROWS, int VECTORS, class Change>
+FUSED_INLINE void transform(Tile<ROWS, VECTORS>& tile, Change change) {
+  FUSED_UNROLL
+  for (int r = 0; r < ROWS; r++) {
+    FUSED_UNROLL
+    for (int j = 0; j < VECTORS; j++) tile[r][j] = change(tile[r][j], r, j * LANES);
   }
 }
 
