@@ -43,11 +43,10 @@ POPULATION_SIZE = 200
 ENGINE = "imported"
 NON_FINITE = "non-finite"
 FINDINGS_FILE = "findings.json"
-REPORT_FILE = "import-report.json"
 Released: TypeAlias = dict[Hyperparameters, dict[str, ReleasedCheckpoint]]
 """Run -> label -> checkpoint."""
 SHOWN_FINDINGS = 10
-"""Findings of a kind that the text of a report names; the report file names all."""
+"""Findings of a kind that the text of a report names; its JSON names all."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class ReleaseReport:
             lines.append(f"{kind}: {count}")
             lines += [f"  {finding.name}: {finding.reason}" for finding in named[:SHOWN_FINDINGS]]
             if count > SHOWN_FINDINGS:
-                lines.append(f"  and {count - SHOWN_FINDINGS} more, in {REPORT_FILE}")
+                lines.append(f"  and {count - SHOWN_FINDINGS} more; --json names all")
         return "\n".join(lines)
 
 
@@ -104,7 +103,7 @@ def import_release(source: Path, task: str, out: Path, *, progress: bool = True)
         progress: show a bar on stderr.
 
     Returns:
-        The report, which is also left in import-report.json.
+        The report: every row and file that was left out, by name.
 
     Raises:
         ReleaseError: the archive is unsafe, is no release, has nothing to import, or is not the one of which `out`
@@ -130,9 +129,7 @@ def import_release(source: Path, task: str, out: Path, *, progress: bool = True)
                 except BaseException:
                     store.discard(population.id, attempt)
                     raise
-    report = _make_report(store, plan, table, archive, findings, skipped=len(plan.populations) - len(todo))
-    store.storage.write(REPORT_FILE, report.to_json().encode())
-    return report
+    return _make_report(store, plan, table, archive, findings, skipped=len(plan.populations) - len(todo))
 
 
 def _match(archive: ReleaseArchive, table: ReleaseTable) -> tuple[list[ReleasedCheckpoint], list[Finding]]:

@@ -24,8 +24,9 @@ from zoo.dataset import open_zoo
 from zoo.errors import ReleaseError
 from zoo.release import ReleaseReport, import_release
 from zoo.release_archive import ReleaseArchive
+from zoo.stacked import safetensors_header
 from zoo.store import Store
-from zoo.worker import safetensors_header
+from zoo.verify import verify_sweep
 
 SETTINGS = {
     "optimizer": "adam",
@@ -184,8 +185,21 @@ def test_accuracies_stand_at_their_epochs_and_nothing_else_is_claimed(release: R
     assert all(value != value for value in metrics[0]["test_loss"] + metrics[0]["train_accuracy"])
 
 
-def test_the_sweep_builds_into_a_dataset(release: Release, tmp_path: Path) -> None:
+def test_the_text_of_a_report_names_ten_of_a_kind(release: Release, tmp_path: Path) -> None:
+    names = [f"orphan{number:02d}_50_1000.pt" for number in range(12)]
+    release.files |= {f"mnist/{name}": b"" for name in names}
+    report, _ = run_import(release, tmp_path)
+    lines = report.text().splitlines()
+    assert lines[0].startswith("mnist: 8 checkpoints of 2 runs imported, from 8 rows and 20 files; 1 populations")
+    assert lines[2] == "file without a row: 12"
+    assert [line.split(":")[0].strip() for line in lines[3:13]] == names[:10]
+    assert lines[13] == "  and 2 more; --json names all"
+
+
+def test_the_sweep_is_whole_and_builds_into_a_dataset(release: Release, tmp_path: Path) -> None:
+    release.add("broken", "50", 0.5, state=b"broken", lr=5e-3)
     run_import(release, tmp_path)
+    assert verify_sweep(tmp_path / "sweep") == []
     build([tmp_path / "sweep"], tmp_path / "dataset", progress=False)
     best = open_zoo(tmp_path / "dataset").checkpoints("mnist", [("epoch_label", "==", "best")])
     (top, second) = best.metadata.to_pylist()
@@ -261,7 +275,7 @@ def test_every_row_and_every_file_is_accounted_for(release: Release, tmp_path: P
     assert (report.rows, report.files, report.checkpoints) == (11, 10, 8)
     assert report.rows == report.checkpoints + 3  # refused, duplicate, without a file
     assert "optimizer: found 'adamw', expected one of sgd, sgd_momentum, adam, rmsprop" in report.text()
-    assert json.loads((tmp_path / "sweep" / "import-report.json").read_text())["rows"] == 11
+    assert [f["name"] for f in json.loads(report.to_json())["findings"]] == [f.name for f in report.findings]
 
 
 @pytest.mark.parametrize(
@@ -600,7 +614,6 @@ def test_an_interrupted_import_goes_on_with_what_is_missing(
         import_release(source, "mnist", tmp_path / "sweep", progress=False)
     store = Store(tmp_path / "sweep")
     assert len(store.sealed()) == 1
-    assert not (tmp_path / "sweep" / "import-report.json").exists()
     assert [len(store.attempts(population.id)) for population in store.todo()] == [0, 0]
     monkeypatch.setattr(ReleaseArchive, "read_weights", lambda s, e, t: names.append(e.file) or read(s, e, t))
     names.clear()
