@@ -17,15 +17,14 @@ Answer cross_entropy(Activations<Task>& s, int label, float scale) {
   int best = 0;
   for (int c = 1; c < Task::CLASSES; c++)
     if (logits[c] > logits[best]) best = c;
-  double powers[Task::CLASSES], sum = 0, finite = 0;
+  double powers[Task::CLASSES], sum = 0, not_finite = 0;
   for (int c = 0; c < Task::CLASSES; c++) {
     powers[c] = std::exp(double(logits[c]) - logits[best]);
     sum += powers[c];
-    finite += 0 * double(logits[c]);  // 0, or NaN
+    not_finite += 0 * logits[c];  // NaN then, else 0
   }
-  for (int c = 0; c < Task::CLASSES; c++) s.logit_gradient[c] = float(powers[c] / sum) * scale;
-  s.logit_gradient[label] -= scale;
-  return {std::log(sum) + logits[best] - logits[label] + finite, best == label};
+  for (int c = 0; c < Task::CLASSES; c++) s.logit_gradient[c] = (powers[c] / sum - (c == label)) * scale;
+  return {std::log(sum) + logits[best] - logits[label] + not_finite, best == label};
 }
 
 // Back through ReLU: the gradient where its output is positive.
@@ -38,12 +37,12 @@ template <class Task>
 void classifier_backward(const Parameters<Task>& w, Activations<Task>& s, Parameters<Task>& gradient) {
   FUSED_STAGE("classifier backward, LayerNorm");
   Tile<1> hidden = {};
-  multiply_add<1, ROW_VECTORS>(hidden, s.logit_gradient, 0, 1, w.fc2[0], WIDTH, Task::CLASSES);
-  transform<1, ROW_VECTORS>(hidden, [&](Vector v, int, int j) { return where_active(v, &s.classifier_hidden[j]); });
+  multiply_add(hidden, s.logit_gradient, 0, 1, w.fc2[0], WIDTH, Task::CLASSES);
+  transform(hidden, [&](Vector v, int, int j) { return where_active(v, &s.classifier_hidden[j]); });
   alignas(ALIGNMENT) float hidden_gradient[WIDTH];
-  store_tile<1, ROW_VECTORS>(hidden_gradient, WIDTH, hidden);
+  store_tile(hidden_gradient, WIDTH, hidden);
   Tile<1> pooled = {};
-  multiply_add<1, ROW_VECTORS>(pooled, hidden_gradient, 0, 1, w.fc1[0], WIDTH, WIDTH);
+  multiply_add(pooled, hidden_gradient, 0, 1, w.fc1[0], WIDTH, WIDTH);
 
   const auto add_outer_product = [](const float* out_gradient, int out, const float* x, float* sum) {
     for (int o = 0; o < out; o++)
@@ -55,9 +54,9 @@ void classifier_backward(const Parameters<Task>& w, Activations<Task>& s, Parame
   add_row_sum<WIDTH>(1, hidden_gradient, gradient.fc1_bias);
   for (int c = 0; c < Task::CLASSES; c++) gradient.fc2_bias[c] += s.logit_gradient[c];
 
-  transform<1, ROW_VECTORS>(pooled, [&](Vector v, int, int) { return v * (1.0f / s.tokens()); });
+  transform(pooled, [&](Vector v, int, int) { return v * (1.0f / s.tokens()); });
   for (int t = 0; t < s.tokens(); t++)
-    normalise_backward<1>(pooled, s.output, s.dropout[DROPOUT_SITES - 1], s.gradient, t);
+    normalise_backward(pooled, s.output, s.dropout[DROPOUT_SITES - 1], s.gradient, t);
 }
 
 // s.gradient: in, of the MLP's output; out, of the attention's output before its dropout.
@@ -72,11 +71,9 @@ void mlp_backward(const Weights& w, Activations<Task>& s, const Block& block, co
   }
   {
     FUSED_STAGE("MLP hidden gradient");
-    linear<WIDTH, MLP_WIDTH>(tokens, s.gradient[0], w.fc2[0], [&](auto n, int row, int column, auto& tile) {
-      constexpr int ROWS = decltype(n)::value;
-      transform<ROWS, ROW_VECTORS>(
-          tile, [&](Vector v, int r, int j) { return where_active(v, &block.hidden[row + r][column + j]); });
-      store_tile<ROWS, ROW_VECTORS>(&s.hidden_gradient[row][column], MLP_WIDTH, tile);
+    linear<WIDTH, MLP_WIDTH>(tokens, s.gradient[0], w.fc2[0], [&](int row, int column, auto& tile) {
+      transform(tile, [&](Vector v, int r, int j) { return where_active(v, &block.hidden[row + r][column + j]); });
+      store_tile(&s.hidden_gradient[row][column], MLP_WIDTH, tile);
     });
   }
   {
@@ -85,8 +82,8 @@ void mlp_backward(const Weights& w, Activations<Task>& s, const Block& block, co
     add_weight_gradient<MLP_WIDTH, WIDTH>(tokens, s.hidden_gradient[0], block.mlp_input.rows[0], gradient.fc1[0]);
   }
   FUSED_STAGE("MLP input gradient, LayerNorm");
-  linear<MLP_WIDTH, WIDTH>(tokens, s.hidden_gradient[0], w.fc1[0], [&](auto n, int row, int, auto& tile) {
-    normalise_backward<decltype(n)::value>(tile, block.mlp_input, dropout, s.gradient, row);
+  linear<MLP_WIDTH, WIDTH>(tokens, s.hidden_gradient[0], w.fc1[0], [&](int row, int, auto& tile) {
+    normalise_backward(tile, block.mlp_input, dropout, s.gradient, row);
   });
 }
 
@@ -95,8 +92,8 @@ template <class Task, class Weights, class Block>
 void project_heads_backward(const Weights& w, Activations<Task>& s, const Block& block, Weights& gradient) {
   FUSED_STAGE("output projection backward");
   add_weight_gradient<WIDTH, WIDTH>(s.tokens(), s.gradient[0], block.heads[0], gradient.out[0]);
-  linear<WIDTH, WIDTH>(s.tokens(), s.gradient[0], w.out[0], [&](auto n, int row, int, auto& tile) {
-    store_tile<decltype(n)::value, ROW_VECTORS>(s.heads_gradient[row], WIDTH, tile);
+  linear<WIDTH, WIDTH>(s.tokens(), s.gradient[0], w.out[0], [&](int row, int, auto& tile) {
+    store_tile(s.heads_gradient[row], WIDTH, tile);
   });
 }
 
@@ -123,11 +120,11 @@ void score_backward(Activations<Task>& s, const Block& block, int head) {
     FUSED_NO_UNROLL
     for (int query = 0; query < tokens; query += WIDTH) {
       Tile<ROWS> tile = {};
-      multiply_add<ROWS, ROW_VECTORS>(tile, values + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
-      transform<ROWS, ROW_VECTORS>(tile, [&](Vector v, int r, int j) {
+      multiply_add(tile, values + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
+      transform(tile, [&](Vector v, int r, int j) {
         return (v - load(&s.by_query[query + j])) * load(&block.attention[head][key + r][query + j]);
       });
-      store_tile<ROWS, ROW_VECTORS>(&s.score_gradient[key][query], T_PADDED, tile);
+      store_tile(&s.score_gradient[key][query], T_PADDED, tile);
     }
   });
 }
@@ -142,9 +139,9 @@ FUSED_INLINE void multiply_head(const Activations<Task>& s, const float* matrix,
   for_row_blocks<HEAD_TILE_ROWS>(tokens, [&](auto n, int row) {
     constexpr int ROWS = decltype(n)::value;
     Tile<ROWS, HEAD_VECTORS> tile = {};
-    multiply_add<ROWS, HEAD_VECTORS>(tile, matrix + row * ROW, ROW, STEP, x, x_row, tokens);
-    transform<ROWS, HEAD_VECTORS>(tile, [&](Vector v, int, int) { return v * factor; });
-    store_tile<ROWS, HEAD_VECTORS>(to + row * QKV, QKV, tile);
+    multiply_add(tile, matrix + row * ROW, ROW, STEP, x, x_row, tokens);
+    transform(tile, [&](Vector v, int, int) { return v * factor; });
+    store_tile(to + row * QKV, QKV, tile);
   });
 }
 
@@ -165,8 +162,8 @@ template <class Task, class Weights, class Block>
 void attention_input_gradient(const Weights& w, Activations<Task>& s, const Block& block,
                               const float (*dropout)[WIDTH]) {
   FUSED_STAGE("attention input gradient, LayerNorm");
-  linear<QKV, WIDTH>(s.tokens(), s.qkv_gradient[0], w.qkv[0], [&](auto n, int row, int, auto& tile) {
-    normalise_backward<decltype(n)::value>(tile, block.attention_input, dropout, s.gradient, row);
+  linear<QKV, WIDTH>(s.tokens(), s.qkv_gradient[0], w.qkv[0], [&](int row, int, auto& tile) {
+    normalise_backward(tile, block.attention_input, dropout, s.gradient, row);
   });
 }
 

@@ -43,15 +43,14 @@ void draw_dropout(Activations<Task>& s, const Dropout& dropout, uint32_t sample)
 
 template <int ROWS>
 FUSED_INLINE void apply_dropout(Tile<ROWS>& tile, const float (*dropout)[WIDTH], int first) {
-  transform<ROWS, ROW_VECTORS>(tile,
-                               [&](Vector v, int r, int column) { return v * load(&dropout[first + r][column]); });
+  transform(tile, [&](Vector v, int r, int column) { return v * load(&dropout[first + r][column]); });
 }
 
 // The embedding's dropout, then the first LayerNorm.
 template <bool TRAINING, int ROWS, class Task>
 FUSED_INLINE void finish_embedding(Tile<ROWS>& tile, Activations<Task>& s, int first) {
-  if constexpr (TRAINING) apply_dropout<ROWS>(tile, s.dropout[0], first);
-  normalise<ROWS>(tile, s.blocks[0].attention_input, first);
+  if constexpr (TRAINING) apply_dropout(tile, s.dropout[0], first);
+  normalise(tile, s.blocks[0].attention_input, first);
 }
 
 // Cut the window out of the padded image: 49 patches in rows of 16 numbers, scaled to [-1, 1].
@@ -76,10 +75,9 @@ template <bool TRAINING>
 void embed(const ForwardWeights<Images>& w, const Images::Sample& sample, Activations<Images>& s) {
   cut_patches(sample, s.input);
   FUSED_STAGE("embedding, LayerNorm");
-  linear<Images::PATCH_PIXELS, WIDTH>(s.tokens(), s.input.patches[0], w.patch[0], [&](auto n, int t, int, auto& tile) {
-    constexpr int ROWS = decltype(n)::value;
-    transform<ROWS, ROW_VECTORS>(tile, [&](Vector v, int r, int column) { return v + load(&w.offset[t + r][column]); });
-    finish_embedding<TRAINING, ROWS>(tile, s, t);
+  linear<Images::PATCH_PIXELS, WIDTH>(s.tokens(), s.input.patches[0], w.patch[0], [&](int t, int, auto& tile) {
+    transform(tile, [&](Vector v, int r, int column) { return v + load(&w.offset[t + r][column]); });
+    finish_embedding<TRAINING>(tile, s, t);
   });
 }
 
@@ -91,10 +89,10 @@ void embed(const ForwardWeights<Texts<CAPACITY>>&, const typename Texts<CAPACITY
     const float* vector = sample.vectors + (int64_t)sample.words[t] * WIDTH;
     const float* position = sample.positions + t * WIDTH;
     Tile<1> tile;
-    transform<1, ROW_VECTORS>(tile, [&](Vector, int, int column) {
+    transform(tile, [&](Vector, int, int column) {
       return load_unaligned(vector + column) + load_unaligned(position + column);
     });
-    finish_embedding<TRAINING, 1>(tile, s, t);
+    finish_embedding<TRAINING>(tile, s, t);
   }
 }
 

@@ -37,8 +37,8 @@ void ForwardWeights<Task>::prepare(const Parameters<Task>& weights, const float*
 template <class Task, class BlockWeights, class Block>
 void project_queries_keys_values(const BlockWeights& w, const Activations<Task>& s, Block& block) {
   FUSED_STAGE("queries, keys, values");
-  linear<WIDTH, QKV>(s.tokens(), block.attention_input.rows[0], w.qkv[0], [&](auto n, int row, int column, auto& tile) {
-    store_tile<decltype(n)::value, ROW_VECTORS>(&block.qkv[row][column], QKV, tile);
+  linear<WIDTH, QKV>(s.tokens(), block.attention_input.rows[0], w.qkv[0], [&](int row, int column, auto& tile) {
+    store_tile(&block.qkv[row][column], QKV, tile);
   });
 }
 
@@ -57,8 +57,8 @@ void score_keys(Activations<Task>& s, Block& block, int head) {
     FUSED_NO_UNROLL
     for (int query = 0; query < tokens; query += WIDTH) {
       Tile<ROWS> tile = {};
-      multiply_add<ROWS, ROW_VECTORS>(tile, keys + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
-      store_tile<ROWS, ROW_VECTORS>(&block.attention[head][key][query], T_PADDED, tile);
+      multiply_add(tile, keys + key * QKV, QKV, 1, &s.transposed[0][query], T_PADDED, HEAD_WIDTH);
+      store_tile(&block.attention[head][key][query], T_PADDED, tile);
       FUSED_UNROLL
       for (int j = 0; j < ROW_VECTORS; j++) {
         Vector largest = load(&s.by_query[query + j * LANES]);
@@ -103,29 +103,26 @@ void weigh_values(const Activations<Task>& s, Block& block, int head) {
   for_row_blocks<HEAD_TILE_ROWS>(tokens, [&](auto n, int row) {
     constexpr int ROWS = decltype(n)::value;
     Tile<ROWS, HEAD_VECTORS> tile = {};
-    multiply_add<ROWS, HEAD_VECTORS>(tile, &block.attention[head][0][row], 1, T_PADDED, values, QKV, tokens);
-    store_tile<ROWS, HEAD_VECTORS>(&block.heads[row][head * HEAD_WIDTH], WIDTH, tile);
+    multiply_add(tile, &block.attention[head][0][row], 1, T_PADDED, values, QKV, tokens);
+    store_tile(&block.heads[row][head * HEAD_WIDTH], WIDTH, tile);
   });
 }
 
 template <bool TRAINING, class Task, class BlockWeights, class Block>
 void project_heads(const BlockWeights& w, const Activations<Task>& s, Block& block, const float (*dropout)[WIDTH]) {
   FUSED_STAGE("output projection, LayerNorm");
-  linear<WIDTH, WIDTH>(s.tokens(), block.heads[0], w.out[0], [&](auto n, int row, int, auto& tile) {
-    constexpr int ROWS = decltype(n)::value;
-    if constexpr (TRAINING) apply_dropout<ROWS>(tile, dropout, row);
-    normalise<ROWS>(tile, block.mlp_input, row);
+  linear<WIDTH, WIDTH>(s.tokens(), block.heads[0], w.out[0], [&](int row, int, auto& tile) {
+    if constexpr (TRAINING) apply_dropout(tile, dropout, row);
+    normalise(tile, block.mlp_input, row);
   });
 }
 
 template <class Task, class BlockWeights, class Block>
 void mlp_hidden(const BlockWeights& w, const Activations<Task>& s, Block& block) {
   FUSED_STAGE("MLP hidden");
-  linear<WIDTH, MLP_WIDTH>(s.tokens(), block.mlp_input.rows[0], w.fc1[0], [&](auto n, int row, int column, auto& tile) {
-    constexpr int ROWS = decltype(n)::value;
-    transform<ROWS, ROW_VECTORS>(
-        tile, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[column + j])); });
-    store_tile<ROWS, ROW_VECTORS>(&block.hidden[row][column], MLP_WIDTH, tile);
+  linear<WIDTH, MLP_WIDTH>(s.tokens(), block.mlp_input.rows[0], w.fc1[0], [&](int row, int column, auto& tile) {
+    transform(tile, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[column + j])); });
+    store_tile(&block.hidden[row][column], MLP_WIDTH, tile);
   });
 }
 
@@ -133,11 +130,10 @@ template <bool TRAINING, class Task, class BlockWeights, class Block>
 void mlp_output(const BlockWeights& w, const Activations<Task>& s, const Block& block, const float (*dropout)[WIDTH],
                 typename Activations<Task>::Normalised& output) {
   FUSED_STAGE("MLP output, LayerNorm");
-  linear<MLP_WIDTH, WIDTH>(s.tokens(), block.hidden[0], w.fc2[0], [&](auto n, int row, int, auto& tile) {
-    constexpr int ROWS = decltype(n)::value;
-    transform<ROWS, ROW_VECTORS>(tile, [&](Vector v, int, int column) { return v + load(&w.fc2_bias[column]); });
-    if constexpr (TRAINING) apply_dropout<ROWS>(tile, dropout, row);
-    normalise<ROWS>(tile, output, row);
+  linear<MLP_WIDTH, WIDTH>(s.tokens(), block.hidden[0], w.fc2[0], [&](int row, int, auto& tile) {
+    transform(tile, [&](Vector v, int, int column) { return v + load(&w.fc2_bias[column]); });
+    if constexpr (TRAINING) apply_dropout(tile, dropout, row);
+    normalise(tile, output, row);
   });
 }
 
@@ -151,14 +147,14 @@ void classify(const ForwardWeights<Task>& w, Activations<Task>& s) {
   for (float& x : s.pooled) x *= 1.0f / s.tokens();
 
   Tile<1> hidden = {};
-  multiply_add<1, ROW_VECTORS>(hidden, s.pooled, 0, 1, w.fc1[0], WIDTH, WIDTH);
-  transform<1, ROW_VECTORS>(hidden, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[j])); });
-  store_tile<1, ROW_VECTORS>(s.classifier_hidden, WIDTH, hidden);
+  multiply_add(hidden, s.pooled, 0, 1, w.fc1[0], WIDTH, WIDTH);
+  transform(hidden, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[j])); });
+  store_tile(s.classifier_hidden, WIDTH, hidden);
 
   Tile<1, LOGIT_VECTORS> logits = {};
-  multiply_add<1, LOGIT_VECTORS>(logits, s.classifier_hidden, 0, 1, w.fc2[0], MAX_CLASSES, WIDTH);
-  transform<1, LOGIT_VECTORS>(logits, [&](Vector v, int, int j) { return v + load(&w.fc2_bias[j]); });
-  store_tile<1, LOGIT_VECTORS>(s.logits, MAX_CLASSES, logits);
+  multiply_add(logits, s.classifier_hidden, 0, 1, w.fc2[0], MAX_CLASSES, WIDTH);
+  transform(logits, [&](Vector v, int, int j) { return v + load(&w.fc2_bias[j]); });
+  store_tile(s.logits, MAX_CLASSES, logits);
 }
 
 template <bool TRAINING, class Task>

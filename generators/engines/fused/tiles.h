@@ -95,7 +95,7 @@ FUSED_INLINE void for_row_blocks(int rows, Work work) {
   }
 }
 
-// x [rows][IN] times matrix [IN][OUT]; finish(Rows<n>, first row, first column, tile) gets tiles of WIDTH columns.
+// x [rows][IN] times matrix [IN][OUT]; finish(first row, first column, tile) gets tiles of WIDTH columns.
 template <int IN, int OUT, class Finish>
 FUSED_INLINE void linear(int rows, const float* x, const float* matrix, Finish finish) {
   for_row_blocks<TILE_ROWS>(rows, [&](auto n, int row) {
@@ -103,8 +103,8 @@ FUSED_INLINE void linear(int rows, const float* x, const float* matrix, Finish f
     FUSED_NO_UNROLL
     for (int column = 0; column < OUT; column += WIDTH) {
       Tile<ROWS> tile = {};
-      multiply_add<ROWS, ROW_VECTORS>(tile, x + row * IN, IN, 1, matrix + column, OUT, IN);
-      finish(n, row, column, tile);
+      multiply_add(tile, x + row * IN, IN, 1, matrix + column, OUT, IN);
+      finish(row, column, tile);
     }
   });
 }
@@ -118,7 +118,7 @@ FUSED_INLINE void add_weight_gradient(int rows, const float* out_gradient, const
     FUSED_NO_UNROLL
     for (int column = 0; column < IN; column += COLUMNS) {
       Tile<GRADIENT_ROWS, VECTORS> tile = {};
-      multiply_add<GRADIENT_ROWS, VECTORS>(tile, out_gradient + out, 1, OUT, x + column, IN, rows);
+      multiply_add(tile, out_gradient + out, 1, OUT, x + column, IN, rows);
       FUSED_UNROLL
       for (int r = 0; r < GRADIENT_ROWS; r++) {
         FUSED_UNROLL
