@@ -1,0 +1,250 @@
+"""Checks of published checkpoints with nothing but the dataset and the task's data: `evaluate` measures them again,
+`rerun` trains a run again from its row.
+
+What is needed besides the data travels with the dataset: its plans hold the data's settings, and the frozen embedding
+of a text task lies beside its rows. The digest of the data is compared before anything is computed.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from generators.architecture import flatten
+from generators.engines import make_engine
+from generators.engines.base import Engine
+from generators.errors import InputError
+from generators.hyperparameters import Hyperparameters
+from generators.population import train_population
+from generators.tasks import SOURCES
+from generators.tasks.data import TaskData
+from zoo.config import build
+from zoo.dataset import Checkpoints, Zoo, open_zoo
+from zoo.errors import DatasetError
+from zoo.evaluation_reports import Comparison, EvaluationReport, LabelDifference, RerunReport
+from zoo.filters import Filters
+from zoo.plan import Plan
+from zoo.schema import HYPERPARAMETER_NAMES
+
+EVALUATION_ROWS = 100
+"""Checkpoints evaluated together."""
+TOLERATED_EXAMPLES = 2
+"""Test examples by which an accuracy may differ on another engine or machine, whose rounding is another."""
+MNIST_TEST_IMAGES = 10_000
+PROVENANCE = "provenance.json"
+
+
+def evaluate(
+    dataset: str | Path,
+    task: str | None = None,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    *,
+    filters: Filters | None = None,
+    engine: str = "auto",
+    device: torch.device | str = "cpu",
+    threads: int = 1,
+    tolerance: int = TOLERATED_EXAMPLES,
+    progress: bool = True,
+) -> EvaluationReport:
+    """Evaluate checkpoints on their test set and compare with what the dataset records.
+
+    Args:
+        dataset: a dataset folder or a repository.
+        task: needed where the dataset holds several.
+        data_dir: folder of the task's data.
+        limit: evaluate only so many, spread evenly over the range of accuracies.
+        filters: see Zoo.checkpoints.
+        tolerance: test examples by which an accuracy may differ; 0 for the engine and the machine of the training.
+
+    Raises:
+        DatasetError: no such dataset, task or column, or the data is not the one that the checkpoints were trained on.
+        InputError: the data cannot be loaded, or the engine is not available.
+    """
+    started = time.monotonic()
+    zoo = open_zoo(dataset)
+    chosen = zoo.checkpoints(task, filters)
+    available = len(chosen)
+    if available == 0:
+        raise DatasetError(
+            f"{zoo.source.name}: filters: found no checkpoint, expected at least one; choose more widely"
+        )
+    if limit is not None and limit < 1:
+        raise DatasetError(f"limit: found {limit}, expected 1 or more")
+    recorded_engines = sorted(set(chosen.metadata["engine"].to_pylist()))
+    plan = _plan(zoo, chosen.task)
+    if plan.origin == "imported" and chosen.task == "ag_news":
+        reason = "imported AG News checkpoints come without the embedding that they were trained on"
+        seconds = time.monotonic() - started
+        return EvaluationReport(chosen.task, available, [], tolerance, "", recorded_engines, 0, "", reason, seconds)
+    if limit is not None and limit < available:
+        chosen = chosen.take(np.linspace(0, available - 1, limit).round().astype(int))
+    data, data_note = _load_data(zoo, plan, data_dir)
+    measuring = make_engine(engine, data, device, threads)
+    comparisons: list[Comparison] = []
+    bar = tqdm(total=len(chosen), unit="checkpoint", desc="evaluate", disable=not progress)
+    with bar, _torch_threads(threads):
+        for piece in chosen.pieces(EVALUATION_ROWS):
+            comparisons += _compare(piece, measuring, data)
+            bar.update(len(piece))
+    return EvaluationReport(
+        task=chosen.task,
+        available=available,
+        comparisons=comparisons,
+        tolerance=tolerance,
+        engine=measuring.name,
+        recorded_engines=recorded_engines,
+        test_samples=len(data.test),
+        data=data_note,
+        not_evaluated="" if len(comparisons) == available else f"limit {limit}",
+        seconds=time.monotonic() - started,
+    )
+
+
+@contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    """Let torch use so many threads, as a worker does: their number orders some of its sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compare(piece: Checkpoints, engine: Engine, data: TaskData) -> Iterator[Comparison]:
+    weights = flatten(piece.task, piece.tensors()).to(engine.device, engine.dtype)
+    result = engine.evaluate(weights, data.test)
+    columns = ("checkpoint_id", "epoch_label", "test_accuracy", "test_loss")
+    rows = piece.metadata.select(columns).to_pylist()
+    for row, accuracy, loss in zip(rows, result.accuracy.tolist(), result.loss.tolist(), strict=True):
+        examples = round(abs(accuracy - row["test_accuracy"]) * len(data.test))
+        yield Comparison(
+            row["checkpoint_id"], row["epoch_label"], row["test_accuracy"], accuracy, examples, row["test_loss"], loss
+        )
+
+
+def _plan(zoo: Zoo, task: str) -> Plan:
+    """Return a plan of the task; all of them share the data and its settings, and the origin with it."""
+    where = f"{zoo.source.name}: {PROVENANCE}"
+    try:
+        names = json.loads(zoo.source.read_bytes(PROVENANCE))["plans"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DatasetError(f"{where}: not readable ({error!r}), expected a list of plans; see `zoo verify`") from error
+    for name in names:
+        plan = Plan.from_json(zoo.source.read_bytes(name).decode(), f"{zoo.source.name}/{name}")
+        if plan.task == task:
+            return plan
+    raise DatasetError(f"{where}: found no plan of task {task}, expected one; build the dataset again")
+
+
+def _load_data(zoo: Zoo, plan: Plan, data_dir: Path | None) -> tuple[TaskData, str]:
+    """Return the task's data, with the dataset's own embedding, and a note on whether it is the one of the training."""
+    if plan.origin == "imported":
+        data = SOURCES[plan.task]().load(data_dir)
+        if len(data.test) != MNIST_TEST_IMAGES:
+            raise DatasetError(
+                f"{data_dir}: found {len(data.test)} test images, expected the {MNIST_TEST_IMAGES} of MNIST, on which "
+                f"the imported accuracies were measured"
+            )
+        return data, "imported: the data of the training is not recorded"
+    source = build(SOURCES[plan.task], plan.data, "data.")
+    data = source.load(data_dir, zoo.embedding(plan.task)) if plan.task == "ag_news" else source.load(data_dir)
+    found = data.digest()
+    if found != plan.data_digest:
+        raise DatasetError(
+            f"{data_dir}: data_digest: found {found}, expected {plan.data_digest}, that of the dataset; "
+            f"give the folder of the data that it was made from ({PROVENANCE} says which)"
+        )
+    return data, f"data digest {found} as recorded"
+
+
+def rerun(
+    dataset: str | Path,
+    run_id: str,
+    data_dir: Path | None = None,
+    *,
+    engine: str = "recorded",
+    device: torch.device | str = "cpu",
+    threads: int = 1,
+    progress: bool = True,
+) -> RerunReport:
+    """Train one published run again, alone, from its row, and compare weights and accuracies.
+
+    Args:
+        dataset: a dataset folder or a repository.
+        data_dir: folder of the task's data.
+        engine: "recorded" for the one that trained it; auto, torch or fused.
+
+    Raises:
+        DatasetError: no checkpoint of such a run, an imported run, or data that it was not trained on.
+        InputError: the data cannot be loaded, or the engine is not available.
+    """
+    started = time.monotonic()
+    zoo = open_zoo(dataset)
+    published = _published(zoo, run_id)
+    run, row = _hyperparameters(published), published.metadata.to_pylist()[0]
+    data, _ = _load_data(zoo, _plan(zoo, run.task), data_dir)
+    training = make_engine(row["engine"] if engine == "recorded" else engine, data, device, threads)
+    save_epochs = [int(label) for label in published.metadata["epoch_label"].to_pylist() if label != "best"]
+    bar = tqdm(total=run.epochs, unit="epoch", desc=f"rerun {run_id}", disable=not progress)
+    with bar, _torch_threads(threads):
+        for state in train_population([run], training, save_epochs):
+            bar.update(state.epoch - bar.n)
+    labels = []
+    weights = flatten(run.task, published.tensors())
+    for position, row in enumerate(published.metadata.to_pylist()):
+        label = row["epoch_label"]
+        epoch = int(state.label_epochs(label)[0])
+        labels.append(
+            LabelDifference(
+                label=label,
+                weights=_largest_difference(state.labelled(label)[0].cpu(), weights[position]),
+                recorded_epoch=row["epoch"],
+                epoch=epoch,
+                recorded_accuracy=row["test_accuracy"],
+                accuracy=float(state.metrics["test_accuracy"][0, epoch]),
+            )
+        )
+    labels.sort(key=lambda d: math.inf if d.label == "best" else int(d.label))
+    diverged = bool(state.diverged_epoch[0] >= 0)
+    return RerunReport(run_id, run.task, training.name, row["engine"], diverged, labels, time.monotonic() - started)
+
+
+def _published(zoo: Zoo, run_id: str) -> Checkpoints:
+    """Return the checkpoints of a run, of whichever task."""
+    for task in zoo.tasks:
+        found = zoo.checkpoints(task, [("run_id", "==", run_id)])
+        if len(found):
+            return found
+    raise DatasetError(
+        f"{zoo.source.name}: run_id: found no checkpoint of {run_id!r}, expected a run_id of the index "
+        f"(16 hexadecimal digits)"
+    )
+
+
+def _hyperparameters(published: Checkpoints) -> Hyperparameters:
+    """Make a run's hyperparameters from its row, and check them against its id."""
+    row: dict[str, Any] = published.metadata.to_pylist()[0]
+    where = f"{published.zoo.source.name}: run {row['run_id']}"
+    if row["origin"] != "generated":
+        raise DatasetError(f"{where}: origin: found {row['origin']}, expected generated; it was trained elsewhere")
+    try:
+        run = Hyperparameters(**{name: row[name] for name in HYPERPARAMETER_NAMES})
+    except InputError as error:
+        raise DatasetError(f"{where}: {error}") from error
+    if run.run_id != row["run_id"]:
+        raise DatasetError(f"{where}: its columns make run {run.run_id}; the row was changed, get the dataset again")
+    return run
+
+
+def _largest_difference(ours: Tensor, published: Tensor) -> float:
+    return float((ours.float() - published).abs().max())
