@@ -4,97 +4,81 @@ The index answers every question about scalars; weights are read only for the ro
 groups and columns that hold them, and go from Arrow to torch without Python lists.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 import yaml
+from safetensors.torch import load
 from torch import Tensor
 
 from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
 from zoo.data_record import EMBEDDING, VOCABULARY
 from zoo.errors import DatasetError
+from zoo.filters import Filters, expression, one_of
+from zoo.reading import Source, open_source
 from zoo.schema import tensor_values
+from zoo.splits import SPLITS
 
-Filters: TypeAlias = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
-"""As pyarrow and datasets take them: a list of (column, operator, value), all of which hold, or a list of such lists,
-one of which holds. Operators: ==, =, !=, <, <=, >, >=, in, not in."""
-
+INDEX = "index"
 PIECE_ROWS = 2000
 """Rows of a piece: 150 MB of MNIST weights."""
+MIXED_GROUPS = 8
+"""Row groups that a shuffled stream mixes: 60 MB of MNIST weights."""
 
 
 def open_zoo(source: str | Path, revision: str | None = None) -> "Zoo":
     """Open a zoo.
 
     Args:
-        source: a dataset folder, a Hub repository ("user/name" or "hf://datasets/user/name"), or any fsspec URL.
-        revision: of the Hub repository: a branch, tag or commit.
+        source: a dataset folder, a Hub repository ("user/name" or "hf://datasets/user/name", also with "@revision"), or
+            the URL of a folder that fsspec understands.
+        revision: of the Hub repository: a branch, tag or commit; the newest commit of main if not given. It is settled
+            when the zoo is opened: later commits do not change what is read.
 
     Raises:
         DatasetError: there is no dataset of this toolkit.
     """
-    path = str(source)
-    if Path(path).is_dir():
-        return Zoo(fsspec.filesystem("file"), str(Path(path).absolute()))
-    if "://" not in path:
-        if path.count("/") != 1 or Path(path).exists():
-            raise DatasetError(
-                f"{path}: found no such folder, expected a dataset folder (see `zoo build`) or a repository user/name"
-            )
-        path = f"hf://datasets/{path}"
-    if revision is not None:
-        path = f"{path}@{revision}"
-    filesystem, root = fsspec.core.url_to_fs(path)
-    return Zoo(filesystem, root)
+    return Zoo(open_source(source, revision))
 
 
 class Zoo:
     """A dataset of checkpoints. Nothing but the card is read until it is asked for."""
 
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str) -> None:
-        self._filesystem = filesystem
-        self.root = root
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self._configs = {config["config_name"]: config for config in self._card().get("configs", [])}
-        if "index" not in self._configs:
+        if INDEX not in self._configs:
             raise DatasetError(
-                f"{root}: README.md: found no index among its configs, expected a dataset of `zoo build`"
+                f"{source.name}: README.md: found no index among its configs, expected a dataset of `zoo build`"
             )
 
     def _card(self) -> dict[str, Any]:
         try:
-            content = self._filesystem.cat_file(f"{self.root}/README.md").decode()
-            metadata = yaml.safe_load(content.split("---\n")[1])
+            metadata = yaml.safe_load(self.source.read_bytes("README.md").decode().split("---\n")[1])
         except (OSError, IndexError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise DatasetError(
-                f"{self.root}: README.md: not a readable dataset card ({error}); see `zoo build`"
+                f"{self.source.name}: README.md: not a readable dataset card ({' '.join(str(error).split())}); "
+                f"see `zoo build`"
             ) from error
         return metadata if isinstance(metadata, dict) else {}
 
     @property
     def tasks(self) -> list[str]:
-        return [name for name in self._configs if name != "index"]
+        return [name for name in self._configs if name != INDEX]
 
     @cached_property
     def index(self) -> pa.Table:
         """The scalars of every run and label; `file` is null where a diverged run has no checkpoint."""
-        files = [path for split in self._configs["index"]["data_files"] for path in split["path"]]
-        return pa.concat_tables(self.parquet(path).read() for path in files)
-
-    def parquet(self, path: str) -> pq.ParquetFile:
-        """Open a Parquet file of the dataset; reads fetch what they need and no more."""
-        return pq.ParquetFile(self._filesystem.open(f"{self.root}/{path}", cache_type="none"), pre_buffer=True)
-
-    def read_bytes(self, path: str) -> bytes:
-        """Return a small file of the dataset."""
-        return self._filesystem.cat_file(f"{self.root}/{path}")
+        files = [path for split in self._configs[INDEX]["data_files"] for path in split["path"]]
+        return pa.concat_tables(self.source.parquet(path).read() for path in files)
 
     def embedding(self, task: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the frozen word vectors [V, 32] of a text task and its vocabulary (word i belongs to row i + 1).
@@ -102,15 +86,12 @@ class Zoo:
         Raises:
             DatasetError: the dataset holds no embedding for the task (imported checkpoints come without).
         """
-        from safetensors.torch import load
-
+        name = f"{task}/{Path(EMBEDDING).name}"
         try:
-            vectors = load(self.read_bytes(f"{task}/{Path(EMBEDDING).name}"))["word_vectors"]
-            words = self.read_bytes(f"{task}/{Path(VOCABULARY).name}").decode().split("\n")[:-1]
+            vectors = load(self.source.read_bytes(name))["word_vectors"]
+            words = self.source.read_bytes(f"{task}/{Path(VOCABULARY).name}").decode().split("\n")[:-1]
         except FileNotFoundError as error:
-            raise DatasetError(
-                f"{self.root}: found no {task}/{Path(EMBEDDING).name}; models of {task} need it"
-            ) from error
+            raise DatasetError(f"{self.source.name}: found no {name}; models of {task} need it") from error
         return vectors, tuple(words)
 
     def checkpoints(
@@ -129,20 +110,20 @@ class Zoo:
             components: of the weights to read: "embedding", "encoder", "classifier"; None for all.
 
         Raises:
-            DatasetError: an unknown task, split, component or column.
+            DatasetError: an unknown task, split, component or column, or a value of another type than its column.
         """
         if task is None and len(self.tasks) > 1:
             raise DatasetError(f"task: not given, expected one of {', '.join(self.tasks)}")
         task = task or self.tasks[0]
-        _one_of("task", task, self.tasks)
+        one_of("task", task, self.tasks)
         for component in components or ():
-            _one_of("components", component, COMPONENTS)
+            one_of("components", component, COMPONENTS)
         chosen = pc.is_valid(pc.field("file")) & (pc.field("task") == task)
         if split is not None:
-            _one_of("split", split, ("train", "validation", "test"))
+            one_of("split", split, SPLITS)
             chosen &= pc.field("split") == split
         if filters:
-            chosen &= _expression(filters, self.index.schema)
+            chosen &= expression(filters, self.index.schema)
         specs = [spec for spec in tensor_table(task) if components is None or spec.component in components]
         return Checkpoints(self, task, self.index.filter(chosen), specs)
 
@@ -162,37 +143,59 @@ class Checkpoints:
     def __len__(self) -> int:
         return self.metadata.num_rows
 
+    def _part(self, metadata: pa.Table) -> "Checkpoints":
+        return Checkpoints(self.zoo, self.task, metadata, self._specs)
+
     def take(self, rows: Sequence[int] | np.ndarray) -> "Checkpoints":
         """Choose by position."""
-        return Checkpoints(self.zoo, self.task, self.metadata.take(pa.array(rows, pa.int64())), self._specs)
+        return self._part(self.metadata.take(pa.array(rows, pa.int64())))
 
     def hold_out(self, **values: Any) -> tuple["Checkpoints", "Checkpoints"]:
         """Split by hyperparameters: (the rest, those with all of `values`), for example optimizer="rmsprop"."""
-        condition = _expression([(name, "==", value) for name, value in values.items()], self.metadata.schema)
-        parts = (self.metadata.filter(~condition), self.metadata.filter(condition))
-        rest, held_out = (Checkpoints(self.zoo, self.task, part, self._specs) for part in parts)
-        return rest, held_out
+        condition = expression([(name, "==", value) for name, value in values.items()], self.metadata.schema)
+        numbered = self.metadata.append_column("number", pa.array(np.arange(len(self))))
+        held_out = numbered.filter(condition)["number"].to_numpy()
+        return self.take(np.setdiff1d(np.arange(len(self)), held_out)), self.take(held_out)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the weights: state_dict name -> float32 [N, *shape]."""
+        """Return the weights: state_dict name -> float32 [N, *shape]. Row groups are decoded in parallel."""
         weights = {spec.name: np.empty((len(self), *spec.shape), np.float32) for spec in self._specs}
-        for targets, values in self._row_groups():
-            for name, array in values.items():
-                weights[name][targets] = array
+
+        def fill(place: tuple[str, int], targets: np.ndarray) -> None:
+            for name, values, rows in self._read(place, targets):
+                weights[name][_as_slice(targets)] = values[_as_slice(rows)]
+
+        places = self._places()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(fill, places, places.values()):
+                pass
         return {name: torch.from_numpy(array) for name, array in weights.items()}
 
     def pieces(self, rows: int = PIECE_ROWS) -> Iterator["Checkpoints"]:
         """Yield the selection in pieces of at most so many rows, for use within a memory bound."""
         for start in range(0, len(self), rows):
-            yield Checkpoints(self.zoo, self.task, self.metadata.slice(start, rows), self._specs)
+            yield self._part(self.metadata.slice(start, rows))
 
-    def stream(self, seed: int | None = None) -> Iterator[tuple[pa.Table, dict[str, Tensor]]]:
-        """Yield (metadata, tensors) of one row group's rows at a time; with a seed, groups and rows are shuffled."""
+    def stream(
+        self, seed: int | None = None, groups: int | None = None
+    ) -> Iterator[tuple[pa.Table, dict[str, Tensor]]]:
+        """Yield (metadata, tensors) of some row groups' rows at a time; nothing is read ahead.
+
+        Args:
+            seed: shuffles row groups, and the rows of those that are yielded together; None keeps the files' order.
+            groups: row groups that are yielded together; None for one, or 8 with a seed, as a row group's rows have
+                about the same accuracy.
+        """
+        places = self._places()
+        order = list(places)
         generator = None if seed is None else np.random.default_rng(seed)
-        for targets, values in self._row_groups(generator):
-            order = np.arange(len(targets)) if generator is None else generator.permutation(len(targets))
-            tensors = {name: torch.from_numpy(array[order]) for name, array in values.items()}
-            yield self.metadata.take(pa.array(targets[order])), tensors
+        if generator is not None:
+            order = [order[i] for i in generator.permutation(len(order))]
+        together = groups or (1 if seed is None else MIXED_GROUPS)
+        for start in range(0, len(order), together):
+            targets = np.concatenate([places[place] for place in order[start : start + together]])
+            part = self.take(targets if generator is None else generator.permutation(targets))
+            yield part.metadata, part.tensors()
 
     def models(self) -> list[SmallTransformer]:
         """Return a model a checkpoint, ready to use, in evaluation mode."""
@@ -209,37 +212,38 @@ class Checkpoints:
         """Return a torch Dataset of (tensors, target) pairs."""
         return CheckpointDataset(self, target)
 
-    def _row_groups(
-        self, shuffle: np.random.Generator | None = None
-    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """Yield (positions in this selection, name -> arrays of these rows) for every row group that holds some."""
-        files = self.metadata["file"].to_pylist()
-        groups = self.metadata["row_group"].to_pylist()
-        rows = self.metadata["row"].to_numpy()
-        members: dict[tuple[str, int], list[int]] = {}
-        for position, place in enumerate(zip(files, groups, strict=True)):
-            members.setdefault(place, []).append(position)
-        places = sorted(members)
-        if shuffle is not None:
-            shuffle.shuffle(places)
-        opened: dict[str, tuple[pq.ParquetFile, np.ndarray]] = {}
-        for file, group in places:
-            if file not in opened:
-                parquet = self.zoo.parquet(file)
-                sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.metadata.num_row_groups)]
-                opened[file] = (parquet, np.cumsum([0, *sizes]))
-            parquet, starts = opened[file]
-            targets = np.array(members[file, group])
-            inside = rows[targets] - starts[group]
-            table = parquet.read_row_group(group, columns=[spec.name for spec in self._specs])
-            yield targets, {s.name: tensor_values(table[s.name], s.shape)[inside] for s in self._specs}
+    def _places(self) -> dict[tuple[str, int], np.ndarray]:
+        """Return (file, row group) -> positions in this selection of the rows that lie there, in the files' order."""
+        files, file = np.unique(self.metadata["file"].to_numpy().astype(str), return_inverse=True)
+        group = self.metadata["row_group"].to_numpy()
+        order = np.lexsort((group, file))
+        changes = (np.diff(file[order], prepend=-1) != 0) | (np.diff(group[order], prepend=-1) != 0)
+        parts = np.split(order, np.flatnonzero(changes)[1:]) if len(order) else []
+        return {(str(files[file[part[0]]]), int(group[part[0]])): part for part in parts}
+
+    def _read(self, place: tuple[str, int], targets: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Yield name, values of a whole row group, and the rows in it that this selection's `targets` are."""
+        file, group = place
+        parquet = self.zoo.source.parquet(file)
+        start = sum(parquet.metadata.row_group(before).num_rows for before in range(group))
+        rows = self.metadata["row"].to_numpy()[targets] - start
+        table = parquet.read_row_group(group, columns=[spec.name for spec in self._specs], use_threads=False)
+        for spec in self._specs:
+            yield spec.name, tensor_values(table[spec.name], spec.shape), rows
+
+
+def _as_slice(rows: np.ndarray) -> np.ndarray | slice:
+    """Return ascending neighbours as a slice, which numpy copies several times as fast."""
+    if rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 class CheckpointDataset(torch.utils.data.Dataset):
-    """Checkpoints as a torch Dataset: item i is (name -> tensor, value of the target column)."""
+    """Checkpoints as a torch Dataset, all in memory: item i is (name -> tensor, value of the target column)."""
 
     def __init__(self, checkpoints: Checkpoints, target: str) -> None:
-        _one_of("target", target, checkpoints.metadata.column_names)
+        one_of("target", target, checkpoints.metadata.column_names)
         self._tensors = checkpoints.tensors()
         self._target = checkpoints.metadata[target].to_pylist()
 
@@ -248,46 +252,3 @@ class CheckpointDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, row: int) -> tuple[Mapping[str, Tensor], Any]:
         return {name: values[row] for name, values in self._tensors.items()}, self._target[row]
-
-
-def parse_filter(text: str) -> tuple[str, str, Any]:
-    """Read a condition such as "test_accuracy>=0.9", "epoch_label==best" or "optimizer in adam,sgd".
-
-    The value stays text until it meets its column, see Zoo.checkpoints.
-    """
-    for operator in (" not in ", " in ", "==", "!=", "<=", ">=", "<", ">", "="):
-        column, found, value = text.partition(operator)
-        if found and column.strip() and value.strip():
-            operator = operator.strip()
-            values = [part.strip() for part in value.split(",")]
-            return column.strip(), operator, values if operator.endswith("in") else value.strip()
-    raise DatasetError(f"--filter {text!r}: expected column, operator and value, for example test_accuracy>=0.9")
-
-
-def _expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
-    """Return filters as a pyarrow expression, values converted to their columns' types."""
-    groups: Any = [filters] if isinstance(filters[0][0], str) else filters
-    typed = [[_typed(condition, schema) for condition in group] for group in groups]
-    try:
-        return pq.filters_to_expression(typed)
-    except ValueError as error:
-        raise DatasetError(f"filters: {error}") from error
-
-
-def _typed(condition: tuple[str, str, Any], schema: pa.Schema) -> tuple[str, str, Any]:
-    name, operator, value = condition
-    _one_of("filters", name, schema.names)
-    kind = schema.field(name).type
-    values = list(value) if operator in ("in", "not in") else [value]
-    if pa.types.is_string(kind) or any(isinstance(v, str) for v in values):
-        convert: Any = str if pa.types.is_string(kind) else float if pa.types.is_floating(kind) else int
-        try:
-            values = [convert(v) for v in values]
-        except ValueError as error:
-            raise DatasetError(f"filters: {name}: found {value!r}, expected a value of type {kind}") from error
-    return name, operator, values if operator in ("in", "not in") else values[0]
-
-
-def _one_of(what: str, found: str, known: Sequence[str]) -> None:
-    if found not in known:
-        raise DatasetError(f"{what}: found {found!r}, expected one of {', '.join(known)}")

@@ -19,6 +19,11 @@ class Column:
     type: pa.DataType
     meaning: str
 
+    @property
+    def metric(self) -> str:
+        """Of a curve: the metric that it follows over the epochs."""
+        return self.name.removesuffix("_by_epoch")
+
 
 SCALARS = (
     Column("run_id", pa.string(), "name of the run: a digest of its hyperparameters, recipe and data"),
@@ -62,6 +67,8 @@ INDEX_COLUMNS = (
     Column("row_group", pa.int64(), "row group in the file"),
     Column("row", pa.int64(), "row in the file"),
 )
+INDEX_PLACE = ("file", "row_group", "row")
+"""Where the index says that a row's weights lie."""
 SCALAR_NAMES = tuple(column.name for column in SCALARS)
 HYPERPARAMETER_NAMES = tuple(field.name for field in fields(Hyperparameters))
 """Columns that together make a Hyperparameters."""

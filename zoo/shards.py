@@ -1,15 +1,21 @@
-"""Commits -> Parquet: the rows of a dataset, split, sorted, and written in shards.
+"""Rows -> Parquet: the weights of a dataset, split, sorted, and written in shards; and its index.
 
 A row is a checkpoint. All checkpoints of a run are in one split, which follows from the run_id alone. Rows are sorted
 by test accuracy, best first, in small row groups, so that a selection by accuracy reads few of them. Shards carry a
-piece of their digest in their names, and equal commits give equal bytes. Weights are gathered shard by shard, so
-memory does not grow with the sweep.
+piece of their digest in their names, and equal commits give equal bytes. Weights are gathered a few row groups at a
+time, so memory does not grow with the sweep.
 """
 
 import hashlib
+import io
+import itertools
 import json
+import os
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,26 +27,42 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from generators.architecture import parameter_count, tensor_table
-from zoo.errors import DatasetError
+from zoo.files import TEMPORARY_PREFIX
 from zoo.plan import Plan
-from zoo.schema import CURVES, SCALAR_NAMES, checkpoint_schema, index_schema, tensor_array, tensor_paths
+from zoo.rows import NO_FILE, Rows, collect_rows
+from zoo.schema import checkpoint_schema, index_schema, tensor_array, tensor_paths
+from zoo.splits import SPLITS
 from zoo.stacked import StackedCheckpoints
-from zoo.store import METRICS_FILE, Commit, Store, checkpoint_file
+from zoo.store import Store
 
-SPLITS = ("train", "validation", "test")
-SPLIT_SHARES = (0.70, 0.15, 0.15)
 SHARD_BYTES = 256_000_000
 ROW_GROUP_ROWS = 100
-"""Rows of a row group: 7.4 MB of MNIST weights."""
+"""Rows of a row group: 7.4 MB of MNIST weights. With 50 files are 1 % larger; with 250 they are 1 % smaller, but the
+best 2 % of 6,000 rows lie in an eighth of the bytes."""
+ROW_GROUP_BYTES = 100_000_000
+"""What the Hub's viewer takes at most; `zoo verify` checks the written footers against it."""
+GATHER_ROWS = 10 * ROW_GROUP_ROWS
+"""Rows whose weights are in memory at once, in each thread: 74 MB of MNIST."""
+SHARDS_IN_FLIGHT = 8
+"""Shards handed to the executor at once; each brings its scalars and curves, about 10 MB."""
+INDEX_ROW_GROUP_ROWS = 100_000
+INDEX_OPTIONS = {"compression": "zstd", "write_page_index": True}
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A written Parquet file: where, how many rows, in which split; `path` is relative to the dataset."""
+class WrittenFile:
+    """A file of a dataset: its name relative to the dataset, and its SHA-256."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Shard(WrittenFile):
+    """A Parquet file of weights: how many rows, of which task and split."""
 
     task: str
     split: str
-    path: str
     rows: int
 
 
@@ -48,25 +70,20 @@ class Shard:
 class Tables:
     """Everything that a dataset's card and provenance are made from.
 
-    shards: all weight files. index: the rows of the index. index_path: its file. plans: of all sweeps.
+    shards: all weight files. index: the rows of the index. curves: a row a run, and `curve_rows`, int64, the row of
+    `curves` that belongs to each row of the index. index_file: where the index was written. plans: of all sweeps.
     """
 
     shards: list[Shard]
     index: pa.Table
-    index_path: str
+    curves: pa.Table
+    curve_rows: np.ndarray
+    index_file: WrittenFile
     plans: list[Plan]
 
     @property
     def tasks(self) -> list[str]:
         return sorted({shard.task for shard in self.shards})
-
-
-def split_of(run_id: str) -> str:
-    """Return the split of a run: 70 % train, 15 % validation, 15 % test, by a hash of its id alone."""
-    position = int.from_bytes(hashlib.sha256(f"split:{run_id}".encode()).digest()[:8], "big") / 2**64
-    if position < SPLIT_SHARES[0]:
-        return "train"
-    return "validation" if position < SPLIT_SHARES[0] + SPLIT_SHARES[1] else "test"
 
 
 def write_shards(
@@ -79,286 +96,204 @@ def write_shards(
     """Write the Parquet files of all sealed populations of `stores` below `out`.
 
     Args:
-        executor: runs the writing of shards; None for a thread a core.
+        executor: runs the writing of shards; None for a thread a core. Its workers have to see the sweeps and `out`.
         shard_bytes: target size of a shard's weights.
 
     Raises:
         DatasetError: nothing is sealed, the sweeps' data differ, or two copies of one checkpoint are unequal.
+        StoreError: a file is not what its commit says.
     """
-    rows, sources, plans = _collect(stores)
-    _check_one_data(rows)
-    rows, sources = _drop_equal_copies(rows, sources)
-    jobs, places = _shard_jobs(rows, sources, shard_bytes)
-    with _Owned(executor) as pool:
-        futures = [pool.submit(_write_shard, job, out) for job in jobs]
-        written = [f.result() for f in tqdm(futures, desc="shards", unit="shard", disable=not progress)]
-    index = _index_table(rows, places, written)
-    index_path = _write_named(index, out, "index", "index", _write_plain)
-    return Tables(written, index, index_path, plans)
+    rows, plans = collect_rows(stores)
+    members = _shard_members(rows, shard_bytes)
+    with (
+        _executor(executor) as pool,
+        tqdm(total=len(members), desc="shards", unit="shard", disable=not progress) as bar,
+    ):
+        shards = []
+        for shard in _in_order(pool, _write_shard, ((_job(rows, member), out) for member in members)):
+            shards.append(shard)
+            bar.update()
+    index, curve_rows = _index_table(rows, members, shards)
+    index_file = write_parquet(iter([index]), index.schema, out, "index/index", INDEX_OPTIONS, INDEX_ROW_GROUP_ROWS)
+    return Tables(shards, index, rows.curves, curve_rows, index_file, plans)
 
 
-class _Owned:
-    """An executor of the caller's, or one of our own that ends with the block."""
-
-    def __init__(self, executor: Executor | None) -> None:
-        self._given = executor
-
-    def __enter__(self) -> Executor:
-        self._pool = self._given or ThreadPoolExecutor()
-        return self._pool
-
-    def __exit__(self, *exception: object) -> None:
-        if self._given is None:
-            self._pool.shutdown(cancel_futures=True)
+@contextmanager
+def _executor(given: Executor | None) -> Iterator[Executor]:
+    """Yield the caller's executor, or one of our own that ends with the block."""
+    if given is not None:
+        yield given
+        return
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a checkpoint's weights lie: a stacked file and the position in it."""
-
-    file: Path
-    position: int
-
-
-def _collect(stores: Sequence[Store]) -> tuple[list[dict[str, Any]], list[_Source | None], list[Plan]]:
-    """Return a row of scalars and curves for every run and label, its source (None without a checkpoint), the plans."""
-    rows: list[dict[str, Any]] = []
-    sources: list[_Source | None] = []
-    plans: list[Plan] = []
-    for store in stores:
-        for plan in store.require_plans():
-            plans.append(plan)
-            sealed = store.sealed()
-            for population in plan.populations:
-                if population.id in sealed:
-                    commit = store.commit(population.id)
-                    for row, source in _population_rows(store, plan, commit, population.runs):
-                        rows.append(row)
-                        sources.append(source)
-    if not any(sources):
-        names = ", ".join(str(store.root) for store in stores)
-        raise DatasetError(f"{names}: found no sealed checkpoint, expected at least one; let `zoo generate` finish one")
-    return rows, sources, plans
-
-
-def _population_rows(
-    store: Store, plan: Plan, commit: Commit, runs: Sequence[Any]
-) -> Iterator[tuple[dict[str, Any], _Source | None]]:
-    folder = store.attempt_folder(commit.population, commit.attempt)
-    metrics = {row["run_id"]: row for row in pq.read_table(folder / METRICS_FILE).to_pylist()}
-    positions: dict[str, dict[str, tuple[int, int | None]]] = {}
-    for label in plan.labels:
-        if checkpoint_file(label) in commit.files:
-            header = StackedCheckpoints(folder / checkpoint_file(label)).header
-            places = zip(header["run_ids"], range(len(header["run_ids"])), header["epochs"], strict=True)
-            positions[label] = {run_id: (position, epoch) for run_id, position, epoch in places}
-    for run in runs:
-        record = commit.runs[run.run_id]
-        curves = {column.name: _curve(metrics[run.run_id][column.name.removesuffix("_by_epoch")]) for column in CURVES}
-        for label in plan.labels:
-            position, epoch = positions.get(label, {}).get(run.run_id, (None, None))
-            row = {
-                **run.to_dict(),
-                "run_id": run.run_id,
-                "checkpoint_id": f"{run.run_id}-{label}",
-                "epoch_label": label,
-                "epoch": epoch if position is not None or label == "best" else int(label),
-                "engine": commit.engine,
-                "origin": plan.origin,
-                "status": record.status,
-                "split": split_of(run.run_id),
-                **curves,
-                **_values_at(metrics[run.run_id], label, epoch, position is not None),
-            }
-            source = None if position is None else _Source(folder / checkpoint_file(label), position)
-            yield row, source
-
-
-def _values_at(metrics: dict[str, Any], label: str, epoch: int | None, exists: bool) -> dict[str, float | None]:
-    """Return the metrics of one checkpoint; null where there is none or where it was not measured."""
-    names = [column.name.removesuffix("_by_epoch") for column in CURVES]
-    if not exists:
-        values = dict.fromkeys(names)
-    elif epoch is None:  # an imported "best", whose epoch nobody wrote down
-        values = dict.fromkeys(names) | {"test_accuracy": metrics[f"{label}_test_accuracy"]}
-    else:
-        values = {name: _null_if_nan(metrics[name][epoch]) for name in names}
-    train, test = values["train_accuracy"], values["test_accuracy"]
-    return values | {"generalization_gap": None if train is None or test is None else train - test}
-
-
-def _null_if_nan(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else value
-
-
-def _curve(values: list[float]) -> list[float | None] | None:
-    """A curve with null for what was not measured; null as a whole where nothing was."""
-    curve = [_null_if_nan(value) for value in values]
-    return curve if any(value is not None for value in curve) else None
-
-
-def _check_one_data(rows: list[dict[str, Any]]) -> None:
-    """One dataset holds one data digest per task: accuracies on other data are not comparable."""
-    digests: dict[str, set[str]] = {}
-    for row in rows:
-        digests.setdefault(row["task"], set()).add(row["data_digest"])
-    for task, found in digests.items():
-        if len(found) > 1:
-            raise DatasetError(
-                f"data_digest: found {', '.join(sorted(found))} for task {task}, expected one in a dataset; "
-                f"build the sweeps into datasets of their own"
-            )
-
-
-def _drop_equal_copies(
-    rows: list[dict[str, Any]], sources: list[_Source | None]
-) -> tuple[list[dict[str, Any]], list[_Source | None]]:
-    """Keep one of several equal copies of a checkpoint; refuse unequal ones."""
-    first: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        other = first.setdefault(row["checkpoint_id"], index)
-        if other != index and not _equal(sources[other], sources[index]):
-            raise DatasetError(
-                f"{row['checkpoint_id']}: found two copies with different weights ({sources[other]} and "
-                f"{sources[index]}), expected equal ones; build them into different datasets"
-            )
-    kept = sorted(first.values())
-    return [rows[i] for i in kept], [sources[i] for i in kept]
-
-
-def _equal(a: _Source | None, b: _Source | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    ours, theirs = (StackedCheckpoints(source.file).row(source.position) for source in (a, b))
-    return all(np.array_equal(ours[name], theirs[name]) for name in ours)
+def _in_order(pool: Executor, function: Callable[..., Shard], calls: Iterator[tuple[Any, ...]]) -> Iterator[Shard]:
+    """Yield the results of all calls in their order, with a bounded number of them under way."""
+    running = deque(pool.submit(function, *call) for call in itertools.islice(calls, SHARDS_IN_FLIGHT))
+    while running:
+        yield running.popleft().result()
+        running.extend(pool.submit(function, *call) for call in itertools.islice(calls, 1))
 
 
 @dataclass(frozen=True)
-class _ShardJob:
-    """What one shard holds: rows in their order and the source of each."""
+class _Members:
+    """Which rows, in which order, one shard holds; `name` is its path up to the digest."""
 
     task: str
     split: str
-    number: int
-    total: int
-    rows: list[dict[str, Any]]
-    sources: list[_Source]
+    name: str
+    rows: np.ndarray
 
 
-def _shard_jobs(
-    rows: list[dict[str, Any]], sources: list[_Source | None], shard_bytes: int
-) -> tuple[list[_ShardJob], dict[str, tuple[int, int]]]:
-    """Sort rows into shards; return the jobs and checkpoint_id -> (job, row)."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index, (row, source) in enumerate(zip(rows, sources, strict=True)):
-        if source is not None:
-            groups.setdefault((row["task"], row["split"]), []).append(index)
-    jobs: list[_ShardJob] = []
-    places: dict[str, tuple[int, int]] = {}
-    for (task, split), members in sorted(groups.items(), key=lambda item: (item[0][0], SPLITS.index(item[0][1]))):
-        members.sort(key=lambda i: (-_sort_value(rows[i]), rows[i]["checkpoint_id"]))
+def _shard_members(rows: Rows, shard_bytes: int) -> list[_Members]:
+    """Deal all rows that have weights to shards of about equal size: best accuracy first, then by id."""
+    place = {
+        "row": np.arange(len(rows)),
+        "present": rows.file != NO_FILE,
+        **{name: rows.scalars[name] for name in ("task", "split", "test_accuracy", "checkpoint_id")},
+    }
+    keys = [("task", "ascending"), ("test_accuracy", "descending"), ("checkpoint_id", "ascending")]
+    ordered = pa.table(place).filter(pc.field("present")).sort_by(keys)
+    members = []
+    for task, split in itertools.product(sorted(ordered["task"].unique().to_pylist()), SPLITS):
+        chosen = ordered.filter((pc.field("task") == task) & (pc.field("split") == split))["row"].to_numpy()
         size = max(shard_bytes // (4 * parameter_count(task)), 1)
-        total = -(-len(members) // size)
+        total = -(-len(chosen) // size)
         for number in range(total):
-            part = members[len(members) * number // total : len(members) * (number + 1) // total]
-            places |= {rows[i]["checkpoint_id"]: (len(jobs), row) for row, i in enumerate(part)}
-            part_sources = [source for i in part if (source := sources[i]) is not None]
-            jobs.append(_ShardJob(task, split, number, total, [rows[i] for i in part], part_sources))
-    return jobs, places
+            part = chosen[len(chosen) * number // total : len(chosen) * (number + 1) // total]
+            members.append(_Members(task, split, f"{task}/{split}-{number:05d}-of-{total:05d}", part))
+    return members
 
 
-def _sort_value(row: dict[str, Any]) -> float:
-    return -1.0 if row["test_accuracy"] is None else row["test_accuracy"]
+@dataclass(frozen=True)
+class _Job:
+    """What a worker needs to write one shard: scalars and curves, and where the weights of each row lie."""
+
+    members: _Members
+    table: pa.Table
+    files: list[Path]
+    file: np.ndarray
+    position: np.ndarray
 
 
-def _write_shard(job: _ShardJob, out: Path) -> Shard:
-    """Gather a shard's weights and write it."""
-    schema = checkpoint_schema(job.task)
-    weights = _gather(job)
-    scalars = {name: [row[name] for row in job.rows] for name in (*SCALAR_NAMES, *(c.name for c in CURVES))}
-    columns = [pa.array(scalars[field.name], field.type) for field in schema if field.name in scalars]
-    columns += [tensor_array(weights[spec.name]) for spec in tensor_table(job.task)]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    prefix = f"{job.split}-{job.number:05d}-of-{job.total:05d}"
-    path = _write_named(table, out, job.task, prefix, _write_weights)
-    return Shard(job.task, job.split, path, len(job.rows))
+def _job(rows: Rows, members: _Members) -> _Job:
+    scalars, curves = rows.scalars.take(members.rows), rows.curves.take(rows.run[members.rows])
+    for column in curves.schema.names:
+        scalars = scalars.append_column(column, curves[column])
+    used, file = np.unique(rows.file[members.rows], return_inverse=True)
+    names = [name for name in checkpoint_schema(members.task).names if name in scalars.schema.names]
+    files = [rows.files[i] for i in used]
+    return _Job(members, scalars.select(names).combine_chunks(), files, file, rows.position[members.rows])
 
 
-def _gather(job: _ShardJob) -> dict[str, np.ndarray]:
-    """Return each tensor of the shard's rows, [N, *shape], reading every stacked file once."""
-    count = len(job.sources)
-    weights = {spec.name: np.empty((count, *spec.shape), np.float32) for spec in tensor_table(job.task)}
-    by_file: dict[Path, list[int]] = {}
-    for target, source in enumerate(job.sources):
-        by_file.setdefault(source.file, []).append(target)
-    for file, targets in by_file.items():
-        stacked = StackedCheckpoints(file)
-        positions = [job.sources[target].position for target in targets]
+def _write_shard(job: _Job, out: Path) -> Shard:
+    """Write a shard, gathering the weights of some row groups at a time."""
+    members, schema = job.members, checkpoint_schema(job.members.task)
+
+    def tables() -> Iterator[pa.Table]:
+        for start in range(0, len(members.rows), GATHER_ROWS):
+            scalars = job.table.slice(start, GATHER_ROWS)
+            weights = _gather(job, slice(start, start + GATHER_ROWS))
+            tensors = [tensor_array(values) for values in weights.values()]
+            yield pa.Table.from_arrays([*scalars.columns, *tensors], schema=schema)
+
+    written = write_parquet(tables(), schema, out, members.name, _weight_options(members.task), ROW_GROUP_ROWS)
+    return Shard(written.path, written.sha256, members.task, members.split, len(members.rows))
+
+
+def _gather(job: _Job, part: slice) -> dict[str, np.ndarray]:
+    """Return each tensor of some of a shard's rows, [N, *shape], opening every stacked file once."""
+    files, positions = job.file[part], job.position[part]
+    weights = {spec.name: np.empty((len(files), *spec.shape), np.float32) for spec in tensor_table(job.members.task)}
+    order = np.argsort(files, kind="stable")
+    starts = np.flatnonzero(np.diff(files[order], prepend=-1))
+    for targets in np.split(order, starts[1:]):
+        stacked = StackedCheckpoints(job.files[files[targets[0]]]).tensors
         for name, values in weights.items():
-            values[targets] = stacked.tensors[name][positions]
+            values[targets] = stacked[name][positions[targets]]
     return weights
 
 
-def _write_weights(table: pa.Table, path: Path) -> None:
-    """Write weights: byte-stream-split and zstd on the tensors, page index, boundaries that follow the content."""
-    task = table["task"][0].as_py()
-    texts = [field.name for field in table.schema if field.type == pa.string()]
-    with pq.ParquetWriter(
-        path,
-        table.schema,
-        compression="zstd",
-        use_dictionary=texts,
-        column_encoding=dict.fromkeys(tensor_paths(task), "BYTE_STREAM_SPLIT"),
-        write_page_index=True,
-        use_content_defined_chunking=True,
-    ) as writer:
-        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+def _weight_options(task: str) -> dict[str, Any]:
+    """Byte-stream-split and zstd on the tensors, page index, page boundaries that follow the content."""
+    schema = checkpoint_schema(task)
+    return {
+        "compression": "zstd",
+        "use_dictionary": [field.name for field in schema if field.type == pa.string()],
+        "column_encoding": dict.fromkeys(tensor_paths(task), "BYTE_STREAM_SPLIT"),
+        "write_page_index": True,
+        "use_content_defined_chunking": True,
+    }
 
 
-def _write_plain(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, compression="zstd", write_page_index=True)
-
-
-def _write_named(table: pa.Table, out: Path, folder: str, prefix: str, write: Callable[[pa.Table, Path], None]) -> str:
-    """Write a table under a name that carries a piece of its digest; return the path relative to `out`."""
-    (out / folder).mkdir(parents=True, exist_ok=True)
-    temporary = out / folder / f".tmp-{prefix}.parquet"
+def write_parquet(
+    tables: Iterator[pa.Table], schema: pa.Schema, out: Path, name: str, options: dict[str, Any], row_group_rows: int
+) -> WrittenFile:
+    """Write tables to `out`/`name`-DIGEST.parquet, whole and durable, or not at all."""
+    folder = (out / name).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
     try:
-        write(table, temporary)
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
-        name = f"{folder}/{prefix}-{digest}.parquet"
-        temporary.rename(out / name)
+        with temporary.open("xb") as file:
+            sink = _HashingSink(file)
+            with pq.ParquetWriter(sink, schema, **options) as writer:
+                for table in tables:
+                    writer.write_table(table, row_group_size=row_group_rows)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = sink.digest.hexdigest()
+        path = f"{name}-{digest[:8]}.parquet"
+        temporary.rename(out / path)
     finally:
         temporary.unlink(missing_ok=True)
-    return name
+    return WrittenFile(path, digest)
 
 
-def _index_table(rows: list[dict[str, Any]], places: dict[str, tuple[int, int]], shards: list[Shard]) -> pa.Table:
-    """Return the index: a row for every run and label, sorted like the weights, then by id."""
-    schema = index_schema()
-    columns: dict[str, list[Any]] = {field.name: [] for field in schema}
-    for row in sorted(rows, key=lambda r: (r["task"], -_sort_value(r), r["checkpoint_id"])):
-        job, position = places.get(row["checkpoint_id"], (None, None))
-        place = {
-            "file": None if job is None else shards[job].path,
-            "row_group": None if position is None else position // ROW_GROUP_ROWS,
-            "row": position,
-        }
-        for name, values in columns.items():
-            values.append(place[name] if name in place else row[name])
-    return pa.table(columns, schema=schema)
+class _HashingSink(io.RawIOBase):
+    """A file to write to that keeps the SHA-256 of what passes."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self.digest = hashlib.sha256()
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _index_table(rows: Rows, members: list[_Members], shards: list[Shard]) -> tuple[pa.Table, np.ndarray]:
+    """Return the index, a row for every run and label, sorted like the weights, then by id; and its rows of curves."""
+    shard, row = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
+    for number, member in enumerate(members):
+        shard[member.rows], row[member.rows] = number, np.arange(len(member.rows))
+    absent = shard < 0
+    names = pa.array([s.path for s in shards], pa.string())
+    place = {
+        "file": names.take(pa.array(shard, mask=absent)),
+        "row_group": pa.array(row // ROW_GROUP_ROWS, mask=absent),
+        "row": pa.array(row, mask=absent),
+        "curve_row": pa.array(rows.run),
+    }
+    table = rows.scalars
+    for name, column in place.items():
+        table = table.append_column(name, column)
+    table = table.sort_by([("task", "ascending"), ("test_accuracy", "descending"), ("checkpoint_id", "ascending")])
+    return table.select(index_schema().names).cast(index_schema()).combine_chunks(), table["curve_row"].to_numpy()
 
 
 def plan_digest(plan: Plan) -> str:
     """Return the SHA-256 of a plan's canonical JSON."""
     return hashlib.sha256(plan.to_json().encode()).hexdigest()
-
-
-def counts(index: pa.Table, column: str) -> dict[str, int]:
-    """Return how many index rows that have a checkpoint carry each value of a column."""
-    present = index.filter(pc.is_valid(index["file"]))
-    return {entry["values"]: entry["counts"] for entry in pc.value_counts(present[column]).to_pylist()}
 
 
 def dumps(content: Any) -> str:

@@ -2,6 +2,7 @@
 only what they hold."""
 
 import json
+import mmap
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,16 @@ class StackedCheckpoints:
     @cached_property
     def tensors(self) -> dict[str, np.ndarray]:
         """Name -> float32 [R, *shape], backed by the file."""
-        data = np.memmap(self.path, np.uint8, mode="r", offset=8 + self._length)
+        with self.path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = np.frombuffer(content, np.uint8, offset=8 + self._length)
         tensors = {}
         for name, entry in self._entries.items():
             start, end = entry["data_offsets"]
             if end > len(data):
-                raise StoreError(f"{self.path}: found {len(data)} bytes, expected {end} for {name}; see `zoo verify`")
+                raise StoreError(
+                    f"{self.path}: found {len(data)} bytes of tensors, expected {end} for {name}; see `zoo verify`"
+                )
             tensors[name] = data[start:end].view(np.float32).reshape(entry["shape"])
         return tensors
 

@@ -1,0 +1,90 @@
+"""A sweep directory with weights of the real shape that nobody trained, made quickly and in any size."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from generators.architecture import parameter_count
+from generators.hyperparameters import OPTIMIZERS, Hyperparameters
+from generators.population import METRICS, PopulationState
+from zoo.plan import Plan, Population
+from zoo.store import METRICS_FILE, Commit, RunRecord, Store, checkpoint_file
+from zoo.worker import checkpoint_bytes, metrics_bytes
+
+POPULATION = 16
+DIGEST = "0123456789abcdef"
+
+
+def write_large_sweep(
+    folder: Path,
+    runs: int,
+    epochs: int = 50,
+    labels: tuple[str, ...] = ("0", "25", "50", "best"),
+    task: str = "mnist",
+    seed: int = 0,
+) -> Store:
+    """Seal populations of 16 runs, a row of normal weights a run and label, accuracies that rise with the epochs."""
+    store = Store(folder)
+    all_runs = [_run(task, epochs, number) for number in range(runs)]
+    starts = range(0, runs, POPULATION)
+    populations = tuple(Population.of(all_runs[start : start + POPULATION]) for start in starts)
+    store.add_plan(Plan(populations, labels, POPULATION, {"source": "random"}))
+    generator = torch.Generator().manual_seed(seed)
+    for population in populations:
+        _seal(store, population, labels, generator)
+    return store
+
+
+def _run(task: str, epochs: int, number: int) -> Hyperparameters:
+    return Hyperparameters(
+        task=task,
+        optimizer=OPTIMIZERS[number // POPULATION % 4],
+        learning_rate=1e-3 * (1 + number % 8),
+        init_std=0.1 * (1 + number // 8 % 5),
+        l2=1e-8 * 10 ** (number // 40 % 5),
+        dropout=0.05 * (number // 200 % 5),
+        train_fraction=1 - 0.1 * (number // 1000 % 4),
+        seed=number // 4000,
+        epochs=epochs,
+        batch_size=128,
+        warmup_epochs=min(10, epochs),
+        min_learning_rate=1e-5,
+        best_by="test",
+        initialisation="per_run",
+        data_digest=DIGEST,
+    )
+
+
+def _seal(store: Store, population: Population, labels: tuple[str, ...], generator: torch.Generator) -> None:
+    count, epochs = len(population.runs), population.runs[0].epochs
+    parameters = parameter_count(population.runs[0].task)
+    reached = torch.rand(count, 1, generator=generator, dtype=torch.float64)
+    rising = 1 - torch.exp(-torch.arange(epochs + 1) / (epochs / 4))
+    noise = torch.randn(count, epochs + 1, generator=generator, dtype=torch.float64)
+    accuracy = (0.1 + 0.88 * reached * rising + 0.005 * noise).clamp(0, 1)
+    metrics = {name: accuracy if name.endswith("accuracy") else -torch.log(accuracy + 0.01) for name in METRICS}
+    metrics = {name: values.clone() for name, values in metrics.items()}
+    for name in ("validation_loss", "validation_accuracy"):
+        metrics[name][:] = torch.nan
+    for name in ("train_loss", "train_accuracy"):
+        metrics[name][:, 0] = torch.nan
+    state = PopulationState(
+        epoch=epochs,
+        weights=torch.empty(0),
+        optimizer={},
+        metrics=metrics,
+        best_epoch=accuracy[:, 1:].argmax(dim=1) + 1,
+        best_weights=torch.empty(0),
+        diverged_epoch=torch.full((count,), -1),
+    )
+    attempt, records, kept = "20260101T000000-00000000", {}, torch.ones(count, dtype=torch.bool)
+    std = torch.tensor(np.linspace(0.1, 0.5, count), dtype=torch.float32)[:, None]
+    for label in labels:
+        weights = std * torch.randn(count, parameters, generator=generator)
+        content = checkpoint_bytes(population, label, kept, weights, state.label_epochs(label))
+        records[checkpoint_file(label)] = store.write(population.id, attempt, checkpoint_file(label), content)
+    content = metrics_bytes(population, state)
+    records[METRICS_FILE] = store.write(population.id, attempt, METRICS_FILE, content)
+    outcome = {run.run_id: RunRecord("finished", None, list(labels)) for run in population.runs}
+    store.seal(Commit(population.id, attempt, records, outcome, "torch", {"torch": "2"}, 1.0))

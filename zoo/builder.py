@@ -1,0 +1,201 @@
+"""Sweeps -> a dataset folder, which is at once a local dataset and the content of a Hub repository.
+
+    README.md                 the card, whose metadata load_dataset reads
+    mnist/*.parquet ...       weights, a folder a task
+    index/*.parquet           scalars of every run and label
+    assets/*.png              plots
+    plans/*.json              the plans of all sweeps, so that a run can be trained again
+    ag_news/embedding.safetensors, ag_news/vocabulary.txt
+    provenance.json           versions, digests, where the data comes from
+    SHA256SUMS                digests of all other files, for `sha256sum -c`
+
+A build into an existing dataset first adds files under names that the old card does not use (they carry a piece of
+their digest), then replaces provenance, card and checksums, then removes what is stale: at any moment the folder is a
+whole dataset, the old one or the new one, and what a killed build leaves is removed by the next.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generators.architecture import CLASSES
+from zoo import files
+from zoo.card import card_text
+from zoo.data_record import EMBEDDING, VOCABULARY, read_data_record
+from zoo.errors import DatasetError
+from zoo.hub_folder import CARD, CHECKSUMS, parse_checksums
+from zoo.plots import make_plots
+from zoo.shards import SHARD_BYTES, Tables, dumps, plan_digest, write_shards
+from zoo.store import Store
+
+PROVENANCE = "provenance.json"
+PROVENANCE_FORMAT = 1
+
+_TASKS = "|".join(CLASSES)
+_DIGEST = "[0-9a-f]{8}"
+NAMED_BY_CONTENT = re.compile(
+    rf"(?:{_TASKS})/(?:train|validation|test)-\d{{5}}-of-\d{{5}}-{_DIGEST}\.parquet|index/index-{_DIGEST}\.parquet"
+    rf"|assets/[a-z0-9_-]+-{_DIGEST}\.png|plans/\d{{3}}-{_DIGEST}\.json"
+    rf"|(?:[a-z_]+/)?{re.escape(files.TEMPORARY_PREFIX)}[0-9a-f]{{32}}"
+)
+"""Files that nobody but a build makes: a later one may remove them."""
+NAMED_BY_ROLE = {PROVENANCE, *(f"{task}/{Path(name).name}" for task in CLASSES for name in (EMBEDDING, VOCABULARY))}
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build wrote.
+
+    checkpoints: task -> split -> rows. diverged_runs: in the index. unfinished_populations: planned, not sealed, and so
+    left out. bytes: of all files.
+    """
+
+    folder: Path
+    checkpoints: dict[str, dict[str, int]]
+    diverged_runs: int
+    unfinished_populations: int
+    bytes: int
+
+
+def build(
+    sweep_dirs: Sequence[Path | str],
+    out: Path | str,
+    executor: Executor | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    progress: bool = True,
+) -> BuildReport:
+    """Write the dataset of one or more sweeps to the folder `out`.
+
+    Args:
+        sweep_dirs: sweep directories; sealed populations count, others are left out and reported.
+        executor: runs the writing of shards; None for threads of this process.
+        shard_bytes: target size of a Parquet file's weights.
+
+    Raises:
+        DatasetError: `out` holds something else than a dataset, or the sweeps do not fit together (see write_shards).
+        StoreError: a file of a sweep is not what its commit says.
+    """
+    out = Path(out)
+    stores = [Store(folder) for folder in sweep_dirs]
+    old = _existing_files(out)
+    tables = write_shards(stores, out, executor, shard_bytes, progress)
+    folder = _Folder(out, {file.path: file.sha256 for file in (*tables.shards, tables.index_file)})
+    plans = {
+        folder.write_named(f"plans/{number:03d}", ".json", plan.to_json().encode()): plan_digest(plan)
+        for number, plan in enumerate(tables.plans)
+    }
+    plots = {
+        folder.write_named(f"assets/{plot.name}", ".png", plot.content): plot.caption for plot in make_plots(tables)
+    }
+    _copy_embeddings(stores, folder)
+    provenance = _provenance(stores, plans)
+    folder.write(PROVENANCE, dumps(provenance).encode())
+    folder.write(CARD, card_text(tables, provenance, plots).encode())
+    files.write(
+        out / CHECKSUMS, "".join(f"{folder.digests[name]}  {name}\n" for name in sorted(folder.digests)).encode()
+    )
+    _remove(out, old - folder.digests.keys())
+    return _report(out, tables, list(folder.digests), sum(len(store.todo()) for store in stores))
+
+
+class _Folder:
+    """The dataset being written: digests of all its files, by name."""
+
+    def __init__(self, out: Path, digests: dict[str, str]) -> None:
+        self.out = out
+        self.digests = digests
+
+    def write(self, name: str, content: bytes) -> None:
+        self.digests[name] = hashlib.sha256(content).hexdigest()
+        files.write(self.out / name, content)
+
+    def write_named(self, stem: str, ending: str, content: bytes) -> str:
+        """Write under a name that carries a piece of the digest, and return the name."""
+        name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}{ending}"
+        self.write(name, content)
+        return name
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return name -> SHA-256 of a dataset folder's files.
+
+    Raises:
+        DatasetError: there is no readable SHA256SUMS.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        raise DatasetError(f"{folder}: found no {CHECKSUMS}, expected a dataset folder; make one with `zoo build`")
+    return parse_checksums(path.read_text(encoding="utf-8", errors="replace"), str(path))
+
+
+def _existing_files(out: Path) -> set[str]:
+    """Return the names of the files in `out` that builds have made; refuse a folder that is no dataset."""
+    if out.exists() and not out.is_dir():
+        raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset of `zoo build`")
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
+    made = {name for name in found if NAMED_BY_CONTENT.fullmatch(name)}
+    if CHECKSUMS in found:
+        return made | (found & read_checksums(out).keys())
+    # A first build that was cut short has no checksums yet. It writes provenance before the card.
+    made |= found & (NAMED_BY_ROLE | ({CARD} if PROVENANCE in found else set()))
+    if foreign := sorted(found - made):
+        raise DatasetError(
+            f"--out {out}: found {foreign[0]}{' and more' if len(foreign) > 1 else ''} and no {CHECKSUMS}, "
+            f"expected a new or empty folder, or a dataset of `zoo build`"
+        )
+    return made
+
+
+def _remove(out: Path, names: set[str]) -> None:
+    """Remove stale files, and the folders that they leave empty."""
+    for name in sorted(names):
+        (out / name).unlink(missing_ok=True)
+    for folder in {(out / name).parent for name in names} - {out}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _copy_embeddings(stores: Sequence[Store], folder: _Folder) -> None:
+    """Copy each task's frozen embedding once; the data digest has shown that all sweeps of a task have the same."""
+    for store in stores:
+        record = read_data_record(store.storage)
+        if record is None or not store.storage.exists(EMBEDDING):
+            continue
+        for source in (EMBEDDING, VOCABULARY):
+            name = f"{record['task']}/{Path(source).name}"
+            if name not in folder.digests:
+                folder.write(name, store.storage.read(source))
+
+
+def _provenance(stores: Sequence[Store], plans: dict[str, str]) -> dict[str, Any]:
+    """Return what a reader needs to know to trust the rows, and to make them again."""
+    versions: dict[str, set[str]] = {}
+    engines: set[str] = set()
+    for store in stores:
+        for commit in store.commits():
+            engines.add(commit.engine)
+            for name, version in commit.versions.items():
+                versions.setdefault(name, set()).add(version)
+    records = [record for store in stores if (record := read_data_record(store.storage)) is not None]
+    records.sort(key=dumps)
+    return {
+        "format": PROVENANCE_FORMAT,
+        "data": {record["task"]: record for record in records},
+        "engines": sorted(engines),
+        "plans": plans,
+        "versions": {name: sorted(found) for name, found in sorted(versions.items())},
+    }
+
+
+def _report(out: Path, tables: Tables, names: list[str], unfinished: int) -> BuildReport:
+    checkpoints: dict[str, dict[str, int]] = {}
+    for shard in tables.shards:
+        by_split = checkpoints.setdefault(shard.task, {})
+        by_split[shard.split] = by_split.get(shard.split, 0) + shard.rows
+    status = tables.index.select(["run_id", "status"])
+    diverged = {row["run_id"] for row in status.to_pylist() if row["status"] == "diverged"}
+    return BuildReport(out, checkpoints, len(diverged), unfinished, sum((out / name).stat().st_size for name in names))

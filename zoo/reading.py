@@ -1,0 +1,91 @@
+"""Where a dataset is read from: a local folder, or one commit of a Hub repository, or any other file system.
+
+Reads fetch the bytes that are asked for and no more: no read-ahead, no cache on disk.
+"""
+
+import threading
+from pathlib import Path
+from urllib.parse import quote
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import HfApi, HfFileSystem
+
+# HTTPError is the base of the HTTP client's own errors: which client that is differs between the library's versions.
+from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from zoo.errors import DatasetError
+
+HUB_PREFIX = "hf://datasets/"
+NEAR_BYTES = 8192
+"""Parts of a file with a gap of at most so many bytes are fetched as one."""
+
+
+class Source:
+    """A dataset's files, by their names relative to it. Safe for use in several threads."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, name: str) -> None:
+        self.name = name
+        self._filesystem = filesystem
+        self._root = root
+        self._footers: dict[str, pq.FileMetaData] = {}
+        self._opened = threading.local()
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return the content of a small file; FileNotFoundError where there is none."""
+        return self._filesystem.cat_file(f"{self._root}/{path}")
+
+    def parquet(self, path: str) -> pq.ParquetFile:
+        """Open a Parquet file; each thread has a handle of its own, the footer is read once.
+
+        Raises:
+            DatasetError: the file is missing or no Parquet file.
+        """
+        handles = self._opened.__dict__
+        if path not in handles:
+            try:
+                file = self._filesystem.open(f"{self._root}/{path}", cache_type="none")
+                handles[path] = pq.ParquetFile(file, metadata=self._footers.get(path), pre_buffer=True)
+            except (FileNotFoundError, pa.ArrowInvalid) as error:
+                raise DatasetError(
+                    f"{self.name}: {path}: not a readable Parquet file ({' '.join(str(error).split())}); "
+                    f"see `zoo verify`"
+                ) from error
+            self._footers[path] = handles[path].metadata
+        return handles[path]
+
+
+def open_source(source: str | Path, revision: str | None = None) -> Source:
+    """Find a dataset; see `zoo.dataset.open_zoo` for the arguments and errors."""
+    path = str(source)
+    if Path(path).is_dir():
+        if revision is not None:
+            raise DatasetError(f"revision: found {revision!r}, expected none: {path} is a folder, not a Hub repository")
+        return Source(fsspec.filesystem("file"), str(Path(path).absolute()), path)
+    if path.startswith(HUB_PREFIX) or ("://" not in path and path.count("/") == 1 and not Path(path).exists()):
+        return _open_hub(path.removeprefix(HUB_PREFIX), revision)
+    if "://" not in path:
+        raise DatasetError(
+            f"{path}: found no such folder, expected a dataset folder (see `zoo build`) or a repository user/name"
+        )
+    filesystem, root = fsspec.core.url_to_fs(path)
+    return Source(filesystem, root, path)
+
+
+def _open_hub(repo: str, revision: str | None) -> Source:
+    """Pin a revision to its commit, so that all reads see one dataset whoever publishes meanwhile."""
+    repo, _, given = repo.partition("@")
+    api = HfApi()
+    try:
+        commit = api.dataset_info(repo, revision=revision or given or None).sha
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise DatasetError(
+            f"{repo}: found no dataset of this name and revision ({revision or given or 'main'}) on {api.endpoint}, "
+            f"and no folder; check the name, or set HF_TOKEN if it is private"
+        ) from error
+    except (HTTPError, OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise DatasetError(f"{repo}: found no folder, and {api.endpoint} could not be asked ({said})") from error
+    filesystem = HfFileSystem(endpoint=api.endpoint, skip_instance_cache=True)
+    return Source(filesystem, f"datasets/{repo}@{quote(str(commit), safe='')}", repo)
