@@ -1,0 +1,171 @@
+"""Training one network predictor: binary cross-entropy on the accuracy, Adam, and the epoch of the best validation tau.
+
+The recipe is that of arXiv 2410.04209 (appendix on experiments); the paper's authors report the test tau of the last
+epoch, while here the validation part chooses the epoch. Batches and every random number of an epoch follow from
+(seed, epoch), so training that starts again at an epoch boundary gives the same predictor.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import kendalltau
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from generators.schedules import learning_rate
+from generators.streams import permutation, stream_key
+from zoo.errors import NFNError
+from zoo.nfn.data import Splits, WeightData
+from zoo.nfn.predictors import NetworkPredictor
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained. Raises NFNError, naming the field, for a value outside its range."""
+
+    epochs: int = 50
+    warmup_epochs: int = 10
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    """Peak, after the linear warm-up."""
+    min_learning_rate: float = 1e-5
+    """Where the cosine ends."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "epochs": (self.epochs >= 1, "1 or more"),
+            "warmup_epochs": (0 <= self.warmup_epochs <= self.epochs, f"0 to {self.epochs}, the epochs"),
+            "batch_size": (self.batch_size >= 1, "1 or more"),
+            "learning_rate": (0 < self.learning_rate < math.inf, "a number above 0"),
+            "min_learning_rate": (0 <= self.min_learning_rate <= self.learning_rate, "0 to learning_rate"),
+        }
+        for name, (fulfilled, expected) in ranges.items():
+            if not fulfilled:
+                raise NFNError(f"{name}: found {getattr(self, name)!r}, expected {expected}")
+
+
+QUICK = Recipe(epochs=12, warmup_epochs=2)
+"""For a first look and for demonstrations."""
+
+
+@dataclass
+class FitState:
+    """Where training is, at an epoch boundary: everything that the rest of it depends on.
+
+    history: a record an epoch: `epoch` (1-based), `loss` (mean over batches, nats), `validation_tau`.
+    """
+
+    epoch: int
+    network: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    best: dict[str, Tensor]
+    best_epoch: int
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def kendall_tau(predicted: np.ndarray, accuracy: np.ndarray) -> float:
+    """Kendall's tau-b of predictions and accuracies; 0 for constant predictions, which rank nothing."""
+    tau = float(kendalltau(predicted, accuracy).statistic)
+    return 0.0 if math.isnan(tau) else tau
+
+
+@contextmanager
+def seeded(*parts: str | int) -> Iterator[None]:
+    """Seed torch's generators by a named stream, and put them back as they were afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(stream_key(*parts))
+        yield
+
+
+def fit_network(
+    network: NetworkPredictor,
+    splits: Splits,
+    recipe: Recipe,
+    seed: int,
+    device: torch.device,
+    start: FitState | None = None,
+    at_epoch: Callable[[FitState], None] | None = None,
+    progress: bool = True,
+) -> FitState:
+    """Train and return the last state; its `best` is the state_dict of the epoch of highest validation tau.
+
+    Args:
+        network: moved to `device`; holds the best epoch's parameters afterwards.
+        start: state to go on from.
+        at_epoch: called with the state after every epoch.
+
+    Raises:
+        NFNError: the loss is not finite.
+    """
+    inputs, targets = network.inputs(splits.train), splits.train.accuracy.float().to(device)
+    if start is None:
+        network.fit_inputs(inputs)
+    network.to(device)
+    inputs = inputs.to(device)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+    state = start or FitState(0, {}, {}, {}, 0)
+    if start is not None:
+        network.load_state_dict(start.network)
+        optimizer.load_state_dict(start.optimizer)
+    bar = tqdm(range(state.epoch, recipe.epochs), initial=state.epoch, total=recipe.epochs, desc=network.name,
+               unit="epoch", disable=not progress)
+    for epoch in bar:
+        began = time.perf_counter()
+        rate = learning_rate(recipe.learning_rate, epoch, recipe.epochs, recipe.warmup_epochs, recipe.min_learning_rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        order = torch.from_numpy(permutation(stream_key("nfn-batches", seed, epoch), len(inputs))).to(device)
+        network.train()
+        losses = []
+        with seeded("nfn-epoch", seed, epoch):
+            for rows in order.split(recipe.batch_size):
+                loss = F.binary_cross_entropy_with_logits(network(inputs[rows]), targets[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        mean_loss = _finite_mean(torch.stack(losses), epoch, rate)
+        tau = kendall_tau(predict_network(network, splits.validation), splits.validation.accuracy.numpy())
+        history = [*state.history, {"epoch": epoch + 1, "loss": mean_loss, "validation_tau": tau}]
+        is_best = tau > max((record["validation_tau"] for record in state.history), default=-math.inf)
+        best = _copy(network) if is_best else state.best
+        state = FitState(epoch + 1, network.state_dict(), optimizer.state_dict(), best,
+            epoch + 1 if is_best else state.best_epoch, history, state.seconds + time.perf_counter() - began)
+        bar.set_postfix(loss=f"{mean_loss:.4f}", validation_tau=f"{tau:.3f}")
+        if at_epoch is not None:
+            at_epoch(state)
+    network.load_state_dict(state.best)
+    return state
+
+
+@torch.no_grad()
+def predict_network(network: NetworkPredictor, data: WeightData) -> np.ndarray:
+    """Return predicted accuracies, float32 [N]."""
+    network.eval()
+    device = next(network.parameters()).device
+    parts = [network(rows.to(device)).sigmoid().cpu() for rows in network.inputs(data).split(EVALUATION_BATCH)]
+    return torch.cat(parts).numpy()
+
+
+def _finite_mean(losses: Tensor, epoch: int, rate: float) -> float:
+    broken = (~torch.isfinite(losses)).nonzero().flatten().tolist()
+    if broken:
+        raise NFNError(
+            f"loss: found {losses[broken[0]].item()} in epoch {epoch + 1}, step {broken[0] + 1}, at learning rate "
+            f"{rate:.2g}; expected a finite number; lower learning_rate, or leave out checkpoints with huge weights"
+        )
+    return losses.mean().item()
+
+
+def _copy(network: NetworkPredictor) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}

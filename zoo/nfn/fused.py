@@ -1,0 +1,74 @@
+"""An equivariant layer, ReLU on the MLP part and an invariant layer in one, without forming the weights between them.
+
+Two identities make this short. The attention part passes no ReLU, so an invariant layer's coefficients for the QK and VO
+sums of the output can be pulled back through the equivariant layer, once for all checkpoints, to coefficients for the
+sums of the input. And a sum of ReLUs is linear on its active set, which has no gradient: the sums over W_A and W_B are
+taken of the layer's input, with the active set as a constant.
+
+For checkpoints as they are, with one channel (several would need the QK and VO sums of every pair of channels).
+
+Dimensions: those of zoo.nfn.layers; p and q rows and columns of the QK sum, x and y the same before the layer.
+"""
+
+import torch
+from torch import Tensor
+
+from zoo.nfn.layers import EquivariantLayer, InvariantLayer, affine, per_row, pooled_features, row_features, unit_features
+from zoo.nfn.weight_space import EncoderWeights
+
+
+def invariant_of_equivariant(
+    equivariant: EquivariantLayer, invariant: InvariantLayer, weights: EncoderWeights
+) -> Tensor:
+    """Return `invariant(equivariant(weights).relu_mlp())` for weights of one channel, [L, N, 1, ...] -> [L, N, E]."""
+    features = pooled_features(weights)
+    constant = affine(features, equivariant.pooled, equivariant.bias)
+    mlp = _pooled_mlp(equivariant, weights, constant)
+    coefficients = invariant.pooled.split([features.shape[-1] - mlp.shape[-1], mlp.shape[-1]], dim=-1)
+    attention = _pull_back(equivariant, coefficients[0])
+    from_mlp = affine(mlp, coefficients[1], invariant.bias)
+    return from_mlp + features[:, :, 0, : attention.shape[-1]] @ attention.mT
+
+
+def _pull_back(layer: EquivariantLayer, coefficients: Tensor) -> Tensor:
+    """Coefficients [L, E, C, D*D + D] of the QK sum and the VO row sums behind the layer -> those before it, without C."""
+    d = layer.width
+    qk, vo_rows = coefficients[..., : d * d].unflatten(-1, (d, d)), coefficients[..., d * d :]
+    qk = torch.einsum("lcpx,lecpq,lcqy->lexy", layer.mix_q[:, :, :, 0], qk, layer.mix_k[:, :, :, 0])
+    row_scale = layer.o_entry[..., 0] + d * layer.o_row[..., 0]
+    vo_rows = torch.einsum("lc,lecp,lcpx->lex", row_scale, vo_rows, layer.mix_v[:, :, :, 0])
+    return torch.cat([qk.flatten(2), vo_rows], dim=-1)
+
+
+def _pooled_mlp(layer: EquivariantLayer, weights: EncoderWeights, constant: Tensor) -> Tensor:
+    """Pooled features of the MLP part of the output, [L, N, E, 1 + D + 1 + D]."""
+    e, d = layer.channels_out, layer.width
+    to_a, to_b, b_bias = constant.split([2 * e, e * d, e * d], dim=-1)
+    units = unit_features(weights)
+    a_unit, a_bias = (per_row(units, layer.unit[:, : 2 * e]) + to_a[:, :, None]).mT.split(e, dim=2)
+    a_row = per_row(row_features(weights), layer.a_row).mT
+    features = [
+        _relu_sum(weights.a[:, :, 0], layer.a_entry[..., 0], a_row, a_unit)[..., None],
+        _relu_column_sums(units, layer.unit[:, 2 * e :], to_b).unflatten(-1, (e, d)),
+        a_bias.relu().sum(-1, keepdim=True),
+        b_bias.relu().unflatten(-1, (e, d)),
+    ]
+    return torch.cat(features, dim=-1)
+
+
+def _relu_sum(a: Tensor, entry: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Sum over D and A of relu(entry * a + row + column): a [L, N, D, A], entry [L, E], row [L, N, E, D], column
+    [L, N, E, A] -> [L, N, E]."""
+    with torch.no_grad():
+        active = entry[:, None, :, None, None] * a[:, :, None]
+        active.add_(row[..., None]).gt_(-column[..., None, :])
+    from_entries = (a.flatten(2)[:, :, None] @ active.flatten(3).mT).squeeze(2) * entry[:, None]
+    return from_entries + (active.sum(-1) * row).sum(-1) + (active.sum(-2) * column).sum(-1)
+
+
+def _relu_column_sums(units: Tensor, weight: Tensor, constant: Tensor) -> Tensor:
+    """Sum over A of relu(units @ weight + constant): units [L, N, A, U], weight [L, O, 1, U], constant [L, N, O] ->
+    [L, N, O]."""
+    with torch.no_grad():
+        active = per_row(units, weight).gt_(-constant[:, :, None])
+    return ((units.mT @ active).mT * weight.transpose(1, 2)).sum(-1) + active.sum(2) * constant

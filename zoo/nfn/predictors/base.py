@@ -1,0 +1,119 @@
+"""What a predictor is, and the registry that names them.
+
+A predictor maps checkpoints to predicted accuracies in (0, 1). A new one is one file in this package with a class of
+one of the two kinds below under `@register("name")`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import NFNError
+from zoo.nfn.data import WeightData, component_columns, settle_components
+
+_REGISTRY: dict[str, type["Predictor"]] = {}
+
+
+class Predictor(ABC):
+    """A predictor for one task that reads some components of a checkpoint.
+
+    Subclasses take (task, components, **options) and say in `options` which options they know, with their defaults.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[dict[str, int]] = {}
+    reads_weights: ClassVar[bool] = True
+
+    task: str
+    components: tuple[str, ...]
+
+    def inputs(self, data: WeightData) -> Tensor:
+        """Return what the predictor reads of each checkpoint, float32 [N, F]; the components' weights by default."""
+        columns = component_columns(self.task)
+        return torch.cat([data.weights[:, columns[name]] for name in self.components], dim=1)
+
+    @property
+    @abstractmethod
+    def parameters_trained(self) -> int:
+        """Number of trained parameters (of a forest: leaves and thresholds)."""
+
+
+class NetworkPredictor(Predictor, nn.Module):
+    """A predictor trained by gradient descent on the binary cross-entropy of the accuracy."""
+
+    def __init__(self, task: str, components: tuple[str, ...]) -> None:
+        nn.Module.__init__(self)
+        self.task, self.components = task, components
+
+    def fit_inputs(self, inputs: Tensor) -> None:
+        """Set buffers from the training part's inputs [N, F], before training."""
+
+    @property
+    def parameters_trained(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @abstractmethod
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Inputs [B, F] -> logits of the accuracy [B]."""
+
+
+class ForestPredictor(Predictor):
+    """A predictor that another library fits in one call."""
+
+    def __init__(self, task: str, components: tuple[str, ...]) -> None:
+        self.task, self.components = task, components
+
+    @abstractmethod
+    def fit(self, inputs: np.ndarray, accuracy: np.ndarray, seed: int) -> None:
+        """Fit to inputs float32 [N, F] and accuracies float64 [N]."""
+
+    @abstractmethod
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """Inputs [N, F] -> predicted accuracies [N]."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The fitted forest as tensors, for `load_state`; nothing of it is executable."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Tensor]) -> None: ...
+
+
+def register(name: str) -> Callable[[type[Any]], type[Any]]:
+    """Enter a class into the registry."""
+
+    def enter(cls: type[Any]) -> type[Any]:
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return enter
+
+
+def predictor_names() -> list[str]:
+    return list(_REGISTRY)
+
+
+def predictor_class(name: str) -> type[Predictor]:
+    """Look a predictor up. Raises NFNError for an unknown name."""
+    if name not in _REGISTRY:
+        raise NFNError(f"predictor: found {name!r}, expected one of {', '.join(_REGISTRY)}")
+    return _REGISTRY[name]
+
+
+def make_predictor(name: str, task: str, components: Any = None, **options: int) -> Any:
+    """Make an untrained predictor; networks draw their parameters from torch's generator.
+
+    Raises:
+        NFNError: an unknown predictor, task, component or option.
+    """
+    cls = predictor_class(name)
+    for option in options:
+        if option not in cls.options:
+            known = ", ".join(cls.options) or "none"
+            raise NFNError(f"options of {name}: found {option!r}, expected some of: {known}")
+    return cls(task, settle_components(task, components), **(cls.options | options))
