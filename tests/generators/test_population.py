@@ -247,6 +247,12 @@ def test_train_fractions_nest(make_run, best_by: str):
     assert abs(len(set(subset.tolist()) & set(rows[: len(subset)].tolist())) / len(subset) - 0.7) < 0.01
 
 
+def test_a_fraction_is_rounded_to_the_nearest_count(digits: TaskData, make_run):
+    data = TaskData("mnist", digits.train.head(90), digits.test)
+    assert 0.7 * 90 < 63  # in binary
+    assert len(split_training_data(make_run(train_fraction=0.7), data)[0]) == 63
+
+
 def test_subset_of_digits_is_random_and_of_texts_the_head(digits: TaskData, texts: TaskData, make_run):
     rows, _ = split_training_data(make_run(train_fraction=0.7), digits)
     assert sorted(rows.tolist()) != list(range(210)) and len(set(rows.tolist())) == 210
