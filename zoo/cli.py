@@ -83,6 +83,16 @@ def parser() -> argparse.ArgumentParser:
     publish.add_argument("--private", action="store_true", help="make a new repository private")
     publish.add_argument("--tag", metavar="TAG", help="tag the commit, for example v1.0.0")
     publish.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
+
+    bench = _command(commands, "bench", _bench, "measure how fast this machine trains, and forecast a configuration")
+    _config_arguments(bench)
+    bench.add_argument("--engine", choices=("auto", "torch", "fused"), default="auto")
+    bench.add_argument("--runs", type=int, metavar="N", help="runs of the measured population")
+    bench.add_argument("--seconds", type=float, default=5.0, metavar="S", help="how long to measure")
+    bench.add_argument("--cores", type=int, metavar="N", help="forecast for a machine of so many such cores")
+    bench.add_argument("--gpus", type=int, metavar="N", help="forecast for so many GPUs of --gpu-rate each")
+    bench.add_argument("--gpu-rate", type=float, metavar="R", help="run-steps per second of one GPU")
+    _json_argument(bench)
     return top
 
 
@@ -269,6 +279,32 @@ def _publish(options: argparse.Namespace) -> int:
     for name in report.unlisted:
         print(f"left out, as {CHECKSUMS} does not list it: {name}")
     print(f"{report.url} {report.commit or ''} {report.tag or ''}".strip())
+    return DONE
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from zoo.bench import BATCH, EVALUATION_COST, measure
+    from zoo.config import load_config
+    from zoo.plan import make_plan
+
+    if (options.gpus is None) != (options.gpu_rate is None):
+        raise InputError("bench: --gpus and --gpu-rate go together; give both or neither")
+    config = load_config(options.config, options.overrides)
+    train_samples, test_samples = config.data.sizes()
+    plan = make_plan(config, "0" * 16, train_samples)
+    evaluations = len(plan.runs) * (config.epochs + 1) * test_samples / BATCH * EVALUATION_COST
+    steps = plan.run_steps(train_samples) * config.batch_size / BATCH + evaluations
+    report = measure(config.task, options.engine, options.runs, options.seconds)
+    rate = report.run_steps_per_second
+    record: dict[str, Any] = asdict(report) | {"matmul_share": round(report.share, 3), "run_steps_to_do": round(steps)}
+    record |= {"hours_here": round(steps / rate / 3600, 2)}
+    if options.cores:
+        record |= {f"hours_on_{options.cores}_cores": round(steps / rate / 3600 * report.threads / options.cores, 2)}
+    if options.gpus:
+        record |= {f"hours_on_{options.gpus}_gpus": round(steps / (options.gpus * options.gpu_rate) / 3600, 2)}
+    for name in ("run_steps_per_second", "gflops", "matmul_gflops"):
+        record[name] = round(record[name], 1)
+    _print(record, options.json)
     return DONE
 
 

@@ -22,7 +22,14 @@ from generators.tasks.data import Split, TaskData, crop, scale
 CPU_RUNS_AT_ONCE = 1
 """On a CPU stacked activations of several runs leave the cache, so runs go through the network one after the other."""
 EVALUATION_BATCH = 250
-"""Samples of one evaluation batch on a CPU; a GPU takes more."""
+"""Samples of one evaluation batch on a CPU."""
+GPU_EVALUATED_AT_ONCE = 1 << 16
+"""Runs x samples of one evaluation batch on a GPU."""
+GPU_SAMPLES = 128
+"""Samples of a training batch for which the memory of a GPU is shared out."""
+GPU_BYTES_PER_TOKEN = 12_000
+"""Memory of one run's activations and their gradients, a token of a sample; from counting tensors, with a margin."""
+GPU_MEMORY_SHARE = 0.8
 
 
 class TorchEngine:
@@ -48,9 +55,7 @@ class TorchEngine:
         self.data = data.to(self.device)
         vectors = None if self.data.word_vectors is None else self.data.word_vectors.to(dtype)
         self._model = SmallTransformer(data.task, vectors, max_tokens=data.max_tokens).to(self.device, dtype).eval()
-        on_cpu = self.device.type == "cpu"
-        self._chunk = runs_at_once or (CPU_RUNS_AT_ONCE if on_cpu else None)
-        self._evaluation_batch = EVALUATION_BATCH if on_cpu else 2000
+        self._runs_at_once = runs_at_once or self._runs_that_fit()
         self._gradients = vmap(grad_and_value(self._loss, has_aux=True), (0, None, None, None, None))
         self._forward = vmap(self._logits, (0, None, None, None))
 
@@ -91,16 +96,25 @@ class TorchEngine:
             chosen = labels.expand(logits.shape[:2])[..., None]
             loss -= torch.log_softmax(logits.double(), dim=-1).gather(-1, chosen)[..., 0].sum(dim=1)
             # The softmax alone would forgive -inf for a class that is not the right one.
-            loss[~torch.isfinite(logits).flatten(1).all(dim=1)] = torch.nan
+            loss = loss.where(torch.isfinite(logits).flatten(1).all(dim=1), torch.nan)
             correct += (logits.argmax(dim=-1) == labels).sum(dim=1)
         return Evaluation(loss / len(split), correct.double() / len(split))
 
+    def _runs_that_fit(self) -> int:
+        """Return how many runs go through the network together: by cache on a CPU, by free memory on a GPU."""
+        if self.device.type == "cpu":
+            return CPU_RUNS_AT_ONCE
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return max(1, int(GPU_MEMORY_SHARE * free) // (GPU_SAMPLES * self.data.max_tokens * GPU_BYTES_PER_TOKEN))
+
     def _run_chunks(self, runs: int) -> Iterator[slice]:
-        width = self._chunk or runs
+        width = self._runs_at_once
         return (slice(start, start + width) for start in range(0, runs, width))
 
     def _logit_batches(self, weights: Tensor, split: Split) -> Iterator[Tensor]:
-        for indices in torch.arange(len(split), device=self.device).split(self._evaluation_batch):
+        on_cpu = self.device.type == "cpu"
+        batch = EVALUATION_BATCH if on_cpu else max(1, GPU_EVALUATED_AT_ONCE // min(self._runs_at_once, len(weights)))
+        for indices in torch.arange(len(split), device=self.device).split(batch):
             inputs, lengths = self._inputs(split, indices, None)
             with torch.no_grad():
                 parts = [self._forward(weights[rows], inputs, lengths, None) for rows in self._run_chunks(len(weights))]

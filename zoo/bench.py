@@ -1,0 +1,161 @@
+"""How fast this machine trains a population, what share of its matrix-product rate that is, and a forecast."""
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generators.architecture import (
+    BLOCKS,
+    CLASSES,
+    IMAGE,
+    IMAGE_TOKENS,
+    MLP_WIDTH,
+    PATCH,
+    WIDTH,
+    parameter_count,
+)
+from generators.engines import make_engine
+from generators.engines.base import Batch, Engine
+from generators.optimizers import make_optimizer
+from generators.tasks.data import Split, TaskData
+
+BATCH = 128
+EVALUATION_COST = 1 / 3
+"""Of a batch's evaluation, as a share of a training step: forward without backward."""
+SAMPLES = 20_000
+TEXT_TOKENS = 64
+TEXT_LENGTHS = (1, 61)
+"""Shortest and longest random text: a mean of 31 tokens, as in AG News."""
+CPU_FEATURES = ("avx512f", "avx2", "fma", "asimd", "sve")
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What `measure` found.
+
+    run_steps_per_second: training steps of one run (batch 128, Adam, dropout 0.1), forward, backward and update.
+    gflops: floating-point operations of the network's matrix products per second, in units of 1e9.
+    matmul_gflops: of a large matrix product on the same threads or GPU; share: gflops / matmul_gflops.
+    """
+
+    machine: str
+    task: str
+    engine: str
+    device: str
+    threads: int
+    runs: int
+    run_steps_per_second: float
+    gflops: float
+    matmul_gflops: float
+
+    @property
+    def share(self) -> float:
+        return self.gflops / self.matmul_gflops
+
+
+def measure(task: str, engine: str = "auto", runs: int | None = None, seconds: float = 5.0) -> BenchReport:
+    """Train a population on random data for some seconds, with all cores or the GPU.
+
+    Args:
+        task: "mnist" or "ag_news".
+        engine: "auto", "torch" or "fused".
+        runs: width of the population; None for 8 a core, or 200 on a GPU.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    runs = runs or (200 if device == "cuda" else 8 * threads)
+    data = random_data(task)
+    made = make_engine(engine, data, device, threads)
+    rate = train_rate(made, runs, seconds)
+    tokens = IMAGE_TOKENS if data.train.lengths is None else float(data.train.lengths.double().mean())
+    return BenchReport(
+        machine=machine(),
+        task=task,
+        engine=made.name,
+        device=device,
+        threads=threads,
+        runs=runs,
+        run_steps_per_second=rate,
+        gflops=rate * step_operations(task, tokens) / 1e9,
+        matmul_gflops=matmul_rate(device) / 1e9,
+    )
+
+
+def train_rate(engine: Engine, runs: int, seconds: float, batch_size: int = BATCH) -> float:
+    """Return run-steps per second of a population, Adam's updates included."""
+    task = engine.data.task
+    weights = (0.2 * torch.randn(runs, parameter_count(task))).to(engine.device, engine.dtype)
+    optimizer = make_optimizer("adam", weights, torch.full_like(weights[:, :1], 1e-6))
+    rates = torch.full_like(weights[:, :1], 1e-3)
+    steps, started, elapsed = -1, time.perf_counter(), 0.0
+    while elapsed < seconds:
+        indices = torch.randint(len(engine.data.train), (batch_size,)).to(engine.device)
+        crops = torch.randint(5, (batch_size, 2)).to(engine.device) if task == "mnist" else None
+        optimizer.step(weights, engine.train_step(weights, Batch(indices, crops, 0.1, steps + 1)).gradient, rates)
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize()
+        steps += 1
+        if steps == 0:  # the first step warms up
+            started = time.perf_counter()
+        elapsed = time.perf_counter() - started
+    return steps * runs / elapsed
+
+
+def step_operations(task: str, tokens: float) -> float:
+    """Return the floating-point operations of one run-step's matrix products: forward, and twice that backward."""
+    per_token = BLOCKS * (4 * WIDTH * WIDTH + 2 * tokens * WIDTH + 2 * WIDTH * MLP_WIDTH)
+    if task == "mnist":
+        per_token += PATCH * PATCH * WIDTH
+    return 6 * BATCH * (tokens * per_token + WIDTH * (WIDTH + CLASSES[task]))
+
+
+def matmul_rate(device: str, size: int = 1024, seconds: float = 1.0) -> float:
+    """Return the floating-point operations per second of a float32 matrix product."""
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    count, started, elapsed = -1, time.perf_counter(), 0.0
+    while elapsed < seconds:
+        torch.mm(a, b)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        count += 1
+        if count == 0:
+            started = time.perf_counter()
+        elapsed = time.perf_counter() - started
+    return count * 2 * size**3 / elapsed
+
+
+def random_data(task: str) -> TaskData:
+    """Return random data of the task's form: speed does not depend on the values."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(samples: int) -> Split:
+        labels = torch.randint(CLASSES[task], (samples,), generator=generator)
+        if task == "mnist":
+            shape = (samples, IMAGE, IMAGE)
+            return Split(torch.randint(256, shape, dtype=torch.uint8, generator=generator), labels)
+        low, high = TEXT_LENGTHS
+        lengths = torch.randint(low, high + 1, (samples,), generator=generator)
+        tokens = torch.randint(1, 1000, (samples, TEXT_TOKENS), dtype=torch.int32, generator=generator)
+        return Split(tokens.where(torch.arange(TEXT_TOKENS) < lengths[:, None], 0), labels, lengths)
+
+    vectors = torch.randn(1000, WIDTH, generator=generator) if task == "ag_news" else None
+    return TaskData(task, split(SAMPLES), split(2000), vectors)
+
+
+def machine() -> str:
+    """Return what a reader needs to compare: processor features and cores, or the GPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    flags: set[Any] = set()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = (line for line in info.read_text().splitlines() if line.startswith(("flags", "Features")))
+        flags = set(next(lines, "").split())
+    features = " ".join(name for name in CPU_FEATURES if name in flags)
+    return f"{platform.machine()} {features}, {os.cpu_count()} cores".replace(" ,", ",")
