@@ -94,7 +94,7 @@ def train_rate(engine: Engine, runs: int, seconds: float, batch_size: int = BATC
     optimizer = make_optimizer("adam", weights, torch.full_like(weights[:, :1], 1e-6))
     rates = torch.full_like(weights[:, :1], 1e-3)
     steps, started, elapsed = -1, time.perf_counter(), 0.0
-    while elapsed < seconds:
+    while steps < 1 or elapsed < seconds:
         indices = torch.randint(len(engine.data.train), (batch_size,)).to(engine.device)
         crops = torch.randint(5, (batch_size, 2)).to(engine.device) if task == "mnist" else None
         optimizer.step(weights, engine.train_step(weights, Batch(indices, crops, 0.1, steps + 1)).gradient, rates)

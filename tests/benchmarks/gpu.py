@@ -25,7 +25,7 @@ def plain_rate(device: str, seconds: float) -> float:
     model = SmallTransformer("mnist", dropout=0.1).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-6)
     loss, steps, started, elapsed = nn.CrossEntropyLoss(), -5, time.perf_counter(), 0.0
-    while elapsed < seconds:
+    while steps < 1 or elapsed < seconds:
         indices = torch.randint(len(split), (BATCH,), device=device)
         optimizer.zero_grad()
         loss(model(scale(split.inputs[indices])), split.labels[indices]).backward()
