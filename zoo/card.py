@@ -202,8 +202,8 @@ def _data(task: str, provenance: dict[str, Any]) -> str:
             f"{key} {value}" for key, value in origin["word_vectors"].items() if not isinstance(value, dict)
         )
         line += (
-            f" Texts are {origin['tokens']}; {cut['train']:.2%} of the training texts and {cut['test']:.2%} of the test "
-            f"texts have more than {origin['max_tokens']} tokens and were cut; {unknown['train']:.2%} and "
+            f" Texts are {origin['tokens']}; {cut['train']:.2%} of the training texts and {cut['test']:.2%} of the "
+            f"test texts have more than {origin['max_tokens']} tokens and were cut; {unknown['train']:.2%} and "
             f"{unknown['test']:.2%} of their tokens have no vector. "
             f"Word vectors of {origin['vocabulary']:,} words: {vectors}."
         )

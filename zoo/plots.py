@@ -124,6 +124,7 @@ def _learning_curves(curves: np.ndarray, optimizer: np.ndarray) -> Figure:
         panel.plot(epochs, q50, color="black", linewidth=1, marker=marker)
         panel.set_title(f"{name} ({len(chosen):,} runs)", fontsize=9)
         panel.set_xlabel("epoch")
+        panel.xaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylim(0, 1)
     panels[0].set_ylabel("test accuracy")
     return figure

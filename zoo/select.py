@@ -1,0 +1,94 @@
+"""Selected checkpoints as files for other tools: one safetensors file each, and a table of their metadata."""
+
+import csv
+import json
+import shutil
+import uuid
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from zoo.dataset import Checkpoints
+from zoo.errors import DatasetError
+from zoo.files import TEMPORARY_PREFIX
+from zoo.schema import INDEX_PLACE
+from zoo.stacked import HEADER_KEY
+
+TABLE = "checkpoints.csv"
+ENDING = ".safetensors"
+SELECTION_FORMAT = 1
+
+
+def select(checkpoints: Checkpoints, out: Path | str) -> list[Path]:
+    """Write a selection to the folder `out`, all of it or nothing; an earlier selection there is replaced.
+
+    Each file is named by its checkpoint_id, holds the tensors under their state_dict names, and has the row's metadata
+    as JSON in its header, under the key "zoo". checkpoints.csv has a row a file, in the same order.
+
+    Returns the paths of the safetensors files, highest test accuracy first.
+
+    Raises:
+        DatasetError: nothing is selected, or `out` holds something else than an earlier selection.
+    """
+    out = Path(out).absolute()
+    if not len(checkpoints):
+        raise DatasetError("filters: found no checkpoint that fulfils them, expected at least one; loosen a condition")
+    _require_replaceable(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (out.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}" for _ in range(2))
+    new.mkdir()
+    try:
+        names = _write(checkpoints, new)
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    finally:
+        for folder in (new, old):
+            shutil.rmtree(folder, ignore_errors=True)
+    return [out / name for name in names]
+
+
+def _write(checkpoints: Checkpoints, folder: Path) -> list[str]:
+    table = StringIO()
+    columns = [name for name in checkpoints.metadata.column_names if name not in INDEX_PLACE]
+    writer = csv.DictWriter(table, ["filename", *columns], lineterminator="\n")
+    writer.writeheader()
+    names = []
+    for piece in checkpoints.pieces():
+        tensors = piece.tensors()
+        for row, metadata in enumerate(piece.metadata.select(columns).to_pylist()):
+            name = f"{metadata['checkpoint_id']}{ENDING}"
+            write_checkpoint(folder / name, {key: values[row] for key, values in tensors.items()}, metadata)
+            writer.writerow({"filename": name, **metadata})
+            names.append(name)
+    (folder / TABLE).write_text(table.getvalue(), encoding="utf-8")
+    return names
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Write one checkpoint; tensors may be rows of a stack, or share memory."""
+    header = {"format": SELECTION_FORMAT, **metadata}
+    own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    save_file(own, path, {HEADER_KEY: json.dumps(header)})
+
+
+def _require_replaceable(out: Path) -> None:
+    """Refuse a folder that holds anything that a selection does not: it would be lost."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise DatasetError(f"--out {out}: found a file, expected a new folder or an earlier selection")
+    found = {path.name for path in out.iterdir()}
+    if found and TABLE not in found:
+        raise DatasetError(f"--out {out}: found files and no {TABLE}, expected an empty folder or an earlier selection")
+    with (out / TABLE).open(encoding="utf-8", newline="") if found else StringIO() as file:
+        made = {TABLE, *(row.get("filename") for row in csv.DictReader(file))}
+    if foreign := sorted(found - made):
+        raise DatasetError(
+            f"--out {out}: found {foreign[0]}, which is no part of the selection there and would be lost; "
+            f"move it, or use another folder"
+        )
