@@ -226,8 +226,8 @@ def _published(zoo: Zoo, run_id: str) -> Checkpoints:
         if len(found):
             return found
     raise DatasetError(
-        f"{zoo.source.name}: run_id: found no checkpoint of {run_id!r}, expected a run_id of the index "
-        f"(16 hexadecimal digits)"
+        f"{zoo.source.name}: run_id: found no checkpoint of {run_id!r}, expected a run_id of the index whose status is "
+        f"finished (a diverged run may have no checkpoint)"
     )
 
 

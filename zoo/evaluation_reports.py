@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 LOSS_TOLERANCE = 1e-3
 """Relative difference of a loss that rounding explains; absolute below a loss of 1."""
+SHOWN_DISAGREEING = 20
+"""Checkpoints that the text of a report names; its JSON names all."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class EvaluationReport:
         return json.dumps(dataclasses.asdict(self) | summary, indent=1)
 
     def text(self) -> str:
-        """Return totals, a table by epoch label, and every checkpoint that disagrees."""
+        """Return totals, a table by epoch label, and the first checkpoints that disagree."""
         lines = [f"{self.task}: {len(self.comparisons)} of {self.available} checkpoints evaluated"]
         if self.not_evaluated:
             lines.append(f"not evaluated: {self.available - len(self.comparisons)}: {self.not_evaluated}")
@@ -99,12 +101,15 @@ class EvaluationReport:
             identical, worst = sum(c.examples == 0 for c in of_label), max(c.examples for c in of_label)
             loss = max(c.loss_difference for c in of_label)
             lines.append(f"{label:<8}{count:>12}{identical:>12}{worst:>8}{loss:>12.1e}")
-        lines.append(f"disagreeing (more than {self.tolerance} examples, or loss): {len(self.disagreeing)}")
+        disagreeing = self.disagreeing
+        lines.append(f"disagreeing (more than {self.tolerance} examples, or loss): {len(disagreeing)}")
         lines += [
             f"  {c.checkpoint_id}: accuracy {c.accuracy:.4f}, recorded {c.recorded_accuracy:.4f}; "
             f"loss {c.loss:.6g}, recorded {'nothing' if c.recorded_loss is None else format(c.recorded_loss, '.6g')}"
-            for c in self.disagreeing
+            for c in disagreeing[:SHOWN_DISAGREEING]
         ]
+        if len(disagreeing) > SHOWN_DISAGREEING:
+            lines.append(f"  and {len(disagreeing) - SHOWN_DISAGREEING} more; --json names all")
         return "\n".join(lines)
 
 

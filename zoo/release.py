@@ -93,7 +93,7 @@ class ReleaseReport:
         return "\n".join(lines)
 
 
-def import_release(source: Path, task: str, out: Path, *, progress: bool = True) -> ReleaseReport:
+def import_release(source: Path | str, task: str, out: Path | str, *, progress: bool = True) -> ReleaseReport:
     """Import the checkpoints of one task from the authors' release into a sweep directory.
 
     Args:
@@ -157,7 +157,7 @@ def _match(archive: ReleaseArchive, table: ReleaseTable) -> tuple[list[ReleasedC
 
 
 def _make_plan(
-    source: Path, checkpoints: Sequence[ReleasedCheckpoint], table: ReleaseTable, findings: Sequence[Finding]
+    source: Path | str, checkpoints: Sequence[ReleasedCheckpoint], table: ReleaseTable, findings: Sequence[Finding]
 ) -> Plan:
     """Derive the plan that these runs would have had."""
     if not checkpoints:

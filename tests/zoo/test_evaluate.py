@@ -311,6 +311,17 @@ def test_another_engine_starts_from_the_same_weights_and_differs_by_rounding(
     assert json.loads(report.to_json())["labels"][1]["weights"] == middle.weights
 
 
+def test_a_run_that_diverges_does_so_again(digits_dir: Path, tmp_path: Path) -> None:
+    config = tiny(grid=[block(optimizer=["sgd"], learning_rate=[1e30], dropout=[0.0])])
+    generate(config, tmp_path / "sweep", digits_dir, workers=0, progress=False)
+    build([tmp_path / "sweep"], tmp_path / "dataset", progress=False)
+    report = rerun(tmp_path / "dataset", top(tmp_path / "dataset")["run_id"], digits_dir, progress=False)
+    assert report.diverged
+    assert [(d.label, d.weights) for d in report.labels] == [("0", 0.0)]
+    assert "diverged" in report.text()
+    assert evaluate(tmp_path / "dataset", "mnist", digits_dir, progress=False).identical == 1
+
+
 def test_changed_weights_show_as_their_difference(copy: Path, digits_dir: Path) -> None:
     row = top(copy)
     path = copy / row["file"]

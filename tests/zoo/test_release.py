@@ -174,6 +174,14 @@ def test_a_folder_gives_the_plan_and_the_weights_of_its_zip(release: Release, tm
     assert next(folder.commits()).files == next(zipped.commits()).files
 
 
+def test_folders_in_a_zip_are_no_files(release: Release, tmp_path: Path) -> None:
+    source = release.write_zip(tmp_path / "release.zip")
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.mkdir("MNIST-Transformers/mnist")
+        archive.mkdir("MNIST-Transformers/empty")
+    assert import_release(source, "mnist", tmp_path / "sweep", progress=False).findings == []
+
+
 def test_runs_that_share_no_batches_are_in_populations_of_their_own(tmp_path: Path) -> None:
     release = Release()
     for number, change in enumerate(({}, {"lr": 1e-3}, {"dropout": 0.0}, {"optimizer": "sgd"}, {"l2_regularize": 0})):
