@@ -7,6 +7,7 @@ under a private name and renamed, so processes that start at once each compile, 
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,17 +25,19 @@ class FusedUnavailableError(RuntimeError):
     """The fused engine cannot be built or does not serve this machine; the message is one line and says why."""
 
 
-def find_compiler() -> str:
-    """Return $CXX if it is set, else the first of c++, g++, clang++ on the PATH.
+def find_compiler() -> list[str]:
+    """Return the words of $CXX if it is set, else the first of c++, g++, clang++ on the PATH.
 
     Raises:
         FusedUnavailableError: there is none.
     """
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
-    for name in names:
+    given = shlex.split(os.environ.get("CXX", ""))
+    for name in given[:1] or COMPILERS:
         if path := shutil.which(name):
-            return path
-    raise FusedUnavailableError(f"no C++ compiler: found none of {', '.join(names)}; install one or set CXX")
+            return [path, *given[1:]]
+    raise FusedUnavailableError(
+        f"no C++ compiler: found none of {', '.join(given[:1] or COMPILERS)}; install one or set CXX"
+    )
 
 
 def cache_folder() -> Path:
@@ -55,7 +58,7 @@ def build(definitions: Sequence[str], sources: Path = SOURCES) -> Path:
         FusedUnavailableError: no compiler, a failed build, or a cache folder that cannot be written.
     """
     compiler = find_compiler()
-    flags = [*_processor_flags(compiler), *FLAGS, *definitions]
+    flags = [*processor_flags(compiler), *FLAGS, *definitions]
     folder = cache_folder()
     library = folder / f"fused-{_digest(compiler, flags, sources)}.so"
     if library.exists():
@@ -64,14 +67,14 @@ def build(definitions: Sequence[str], sources: Path = SOURCES) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as private:
             output = Path(private) / library.name
-            _run([compiler, *flags, str(sources / "engine.cpp"), "-o", str(output), "-pthread"])
+            _run([*compiler, *flags, str(sources / "engine.cpp"), "-o", str(output), "-pthread"])
             output.replace(library)
     except OSError as error:
         raise FusedUnavailableError(f"cache {folder}: {error.strerror}; set ZOO_CACHE_DIR") from error
     return library
 
 
-def _processor_flags(compiler: str) -> list[str]:
+def processor_flags(compiler: Sequence[str]) -> list[str]:
     """Return the flags for this very processor, or none where the compiler knows no such flag."""
     for flag in ("-march=native", "-mcpu=native"):
         try:
@@ -82,7 +85,7 @@ def _processor_flags(compiler: str) -> list[str]:
     return []
 
 
-def _digest(compiler: str, flags: Sequence[str], sources: Path) -> str:
+def _digest(compiler: Sequence[str], flags: Sequence[str], sources: Path) -> str:
     sha = hashlib.sha256("\0".join(flags).encode())
     sha.update(_predefined_macros(compiler, flags).encode())
     for path in sorted([*sources.glob("*.h"), *sources.glob("*.cpp")]):
@@ -90,8 +93,8 @@ def _digest(compiler: str, flags: Sequence[str], sources: Path) -> str:
     return sha.hexdigest()[:24]
 
 
-def _predefined_macros(compiler: str, flags: Sequence[str]) -> str:
-    return _run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])
+def _predefined_macros(compiler: Sequence[str], flags: Sequence[str]) -> str:
+    return _run([*compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])
 
 
 def _run(command: Sequence[str]) -> str:
