@@ -1,16 +1,21 @@
-"""The authors' release in the making: files and table in its layout, as a zip archive or a folder."""
+"""The authors' release in the making: files and table in its layout, as a zip archive or a folder; and its import."""
 
 import csv
 import io
+import json
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
 from generators.architecture import sinusoidal_positions, tensor_table
+from zoo.release import ReleaseReport, import_release
+from zoo.stacked import safetensors_header
+from zoo.store import Store
 
 SETTINGS = {
     "optimizer": "adam",
@@ -82,3 +87,33 @@ class Release:
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)
         return path
+
+
+def two_runs() -> Release:
+    """Two runs of one population, four checkpoints each."""
+    made = Release(top="MNIST-Transformers/")
+    for number, rate in enumerate((1e-3, 3e-3)):
+        for label, accuracy in (("50", 0.91), ("75", 0.93), ("100", 0.92), ("best1", 0.94)):
+            made.add(f"run{number}", label, accuracy + number / 100, lr=rate)
+    return made
+
+
+def run_import(release: Release, folder: Path, **options: Any) -> tuple[ReleaseReport, Store]:
+    source = release.write_zip(folder / "release.zip")
+    report = import_release(source, release.task, folder / "sweep", progress=False, **options)
+    return report, Store(folder / "sweep")
+
+
+def found(report: ReleaseReport) -> dict[str, list[str]]:
+    """Kind of finding -> names."""
+    kinds: dict[str, list[str]] = {}
+    for finding in report.findings:
+        kinds.setdefault(finding.kind, []).append(finding.name)
+    return kinds
+
+
+def checkpoint(store: Store, label: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of the only population's stacked checkpoint."""
+    (commit,) = store.commits()
+    content = store.read(commit.population, commit.attempt, f"{label}.safetensors")
+    return json.loads(safetensors_header(content)), load(content)

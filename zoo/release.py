@@ -33,7 +33,7 @@ from generators.population import METRICS, PER_RUN_FIELDS
 from zoo.errors import ReleaseError
 from zoo.plan import Plan, Population
 from zoo.release_archive import ReleaseArchive
-from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table
+from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table, refuse_contradictions
 from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY
 from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file, new_attempt
 from zoo.versions import versions
@@ -133,7 +133,7 @@ def import_release(source: Path | str, task: str, out: Path | str, *, progress: 
 
 
 def _match(archive: ReleaseArchive, table: ReleaseTable) -> tuple[list[ReleasedCheckpoint], list[Finding]]:
-    """Bring rows and files together; return the rows that have a file, and the findings so far."""
+    """Bring rows and files together; return the checkpoints to import, and the findings so far."""
     findings = list(table.findings)
     findings += [Finding("duplicate", name, "twice in the archive; the first one counts") for name in archive.doubled]
     findings += [
@@ -143,12 +143,13 @@ def _match(archive: ReleaseArchive, table: ReleaseTable) -> tuple[list[ReleasedC
     for file in archive.checkpoints:
         if file not in table.files:
             findings.append(Finding("file without a row", file, "its hyperparameters and accuracy are not known"))
-    checkpoints = []
     for checkpoint in table.checkpoints:
         if checkpoint.file not in archive.checkpoints:
             findings.append(Finding("row without a file", checkpoint.file, "the archive holds no such file"))
-            continue
-        checkpoints.append(checkpoint)
+    there = [checkpoint for checkpoint in table.checkpoints if checkpoint.file in archive.checkpoints]
+    checkpoints, contradictions = refuse_contradictions(there)
+    findings += contradictions
+    for checkpoint in checkpoints:
         named = int(checkpoint.file.removesuffix(".pt").rpartition("_")[2])
         if abs(named - checkpoint.accuracy * 10_000) > 1:
             reason = f"accuracy is {checkpoint.accuracy} in the table, {named / 10_000} in the name; the table counts"

@@ -5,7 +5,7 @@ import difflib
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
@@ -78,8 +78,7 @@ class ReleaseTable:
 def read_table(content: bytes, task: str, where: str) -> ReleaseTable:
     """Read a table; `where` names it in errors.
 
-    Rows are kept, or refused one by one: values that no run can have, a second row of a file or of a run's epoch, a run
-    whose rows disagree, a configuration that another run has too.
+    Rows are kept, or refused one by one: values that no run can have, or a second row of a file.
 
     Raises:
         ReleaseError: not a CSV file in UTF-8, or one that lacks a column.
@@ -96,8 +95,6 @@ def read_table(content: bytes, task: str, where: str) -> ReleaseTable:
             _add_row(table, row, task, f"line {reader.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise ReleaseError(f"{where}: cannot be read as CSV in UTF-8 ({error}); get the release again") from error
-    _refuse_inconsistent_runs(table)
-    _refuse_repeated_configurations(table)
     return table
 
 
@@ -187,40 +184,41 @@ def _whole(row: Mapping[str, str], column: str) -> int:
     return int(value)
 
 
-def _refuse_inconsistent_runs(table: ReleaseTable) -> None:
-    """A run has one configuration and one checkpoint a label: what contradicts its first row is refused."""
+def refuse_contradictions(checkpoints: Sequence[ReleasedCheckpoint]) -> tuple[list[ReleasedCheckpoint], list[Finding]]:
+    """Keep one configuration a run, one checkpoint a run and label, and one run a configuration; return the rest as
+    findings.
+
+    Call it with checkpoints whose files exist, so that none gives way to one that is not there. Of runs with one
+    configuration, which would have one run_id, the one with most checkpoints is kept, the first of equals; checkpoints
+    of different trainings are never mixed.
+    """
+    consistent: list[ReleasedCheckpoint] = []
+    findings: list[Finding] = []
     first: dict[str, Hyperparameters] = {}
     labels: dict[tuple[str, str], str] = {}
-
-    def refuse() -> Iterator[ReleasedCheckpoint]:
-        for checkpoint in table.checkpoints:
-            run = first.setdefault(checkpoint.run, checkpoint.hyperparameters)
-            if run != checkpoint.hyperparameters:
-                names = [n for n, v in run.to_dict().items() if v != getattr(checkpoint.hyperparameters, n)]
-                reason = f"{', '.join(names)}: other values than in the first row of run {checkpoint.run}"
-                table.findings.append(Finding("refused row", checkpoint.file, reason))
-                continue
-            other = labels.setdefault((checkpoint.run, checkpoint.label), checkpoint.file)
-            if other != checkpoint.file:
-                reason = f"epoch {checkpoint.label} of run {checkpoint.run} is {other} already"
-                table.findings.append(Finding("duplicate", checkpoint.file, reason))
-                continue
-            yield checkpoint
-
-    table.checkpoints = list(refuse())
-
-
-def _refuse_repeated_configurations(table: ReleaseTable) -> None:
-    """Of runs with one configuration, which would have one run_id, keep the one with most checkpoints, the first of
-    equals; checkpoints of different trainings are never mixed."""
-    counts = Counter(checkpoint.run for checkpoint in table.checkpoints)
-    rivals: dict[Hyperparameters, dict[str, int]] = defaultdict(dict)
-    for checkpoint in table.checkpoints:
-        rivals[checkpoint.hyperparameters][checkpoint.run] = counts[checkpoint.run]
-    kept = {configuration: max(runs, key=runs.__getitem__) for configuration, runs in rivals.items()}
-    for checkpoint in table.checkpoints:
-        run = kept[checkpoint.hyperparameters]
-        if checkpoint.run != run:
-            reason = f"run {checkpoint.run} has the configuration of run {run}"
-            table.findings.append(Finding("duplicate", checkpoint.file, reason))
-    table.checkpoints = [c for c in table.checkpoints if c.run == kept[c.hyperparameters]]
+    for checkpoint in checkpoints:
+        run = first.setdefault(checkpoint.run, checkpoint.hyperparameters)
+        if run != checkpoint.hyperparameters:
+            names = [n for n, value in run.to_dict().items() if value != getattr(checkpoint.hyperparameters, n)]
+            reason = f"{', '.join(names)}: other values than in the first row of run {checkpoint.run}"
+            findings.append(Finding("refused row", checkpoint.file, reason))
+            continue
+        other = labels.setdefault((checkpoint.run, checkpoint.label), checkpoint.file)
+        if other != checkpoint.file:
+            reason = f"epoch {checkpoint.label} of run {checkpoint.run} is {other} already"
+            findings.append(Finding("duplicate", checkpoint.file, reason))
+        else:
+            consistent.append(checkpoint)
+    rivals: dict[Hyperparameters, Counter[str]] = defaultdict(Counter)
+    for checkpoint in consistent:
+        rivals[checkpoint.hyperparameters][checkpoint.run] += 1
+    winners = {configuration: runs.most_common(1)[0][0] for configuration, runs in rivals.items()}
+    kept = []
+    for checkpoint in consistent:
+        winner = winners[checkpoint.hyperparameters]
+        if checkpoint.run == winner:
+            kept.append(checkpoint)
+        else:
+            reason = f"run {checkpoint.run} has the configuration of run {winner}"
+            findings.append(Finding("duplicate", checkpoint.file, reason))
+    return kept, findings
