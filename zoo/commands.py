@@ -1,0 +1,235 @@
+"""What each command does with its options: calls the library, prints the result, returns the exit code.
+
+Commands import what they need when they run, so that `zoo --help` is quick.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from generators.errors import InputError
+
+DONE, CHECK_FAILED, BAD_INPUT, QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def _print(record: dict[str, Any], as_json: bool) -> None:
+    """Print a flat record as JSON, or as a table of two columns."""
+    if as_json:
+        print(json.dumps(record))
+        return
+    width = max(len(name) for name in record)
+    for name, value in record.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+
+
+def plan(options: argparse.Namespace) -> int:
+    from zoo.config import load_config
+    from zoo.plan import make_plan
+
+    config = load_config(options.config, options.overrides)
+    train_samples, test_samples = config.data.sizes()
+    plan = make_plan(config, data_digest="0" * 16, train_samples=train_samples)
+    steps = plan.run_steps(train_samples)
+    record: dict[str, Any] = {
+        "task": config.task,
+        "runs": len(plan.runs),
+        "populations": len(plan.populations),
+        "runs_per_population": max(len(population.runs) for population in plan.populations),
+        "epochs": config.epochs,
+        "train_samples": train_samples,
+        "test_samples": test_samples,
+        "run_steps": steps,
+        "labels": " ".join(plan.labels),
+        "checkpoints": len(plan.runs) * len(plan.labels),
+        "checkpoint_bytes": plan.checkpoint_bytes(),
+    }
+    if options.rate:
+        record |= {"seconds": round(steps / options.rate), "time": _duration(steps / options.rate)}
+    _print(record, options.json)
+    return DONE
+
+
+def generate(options: argparse.Namespace) -> int:
+    from zoo.config import load_config
+    from zoo.sweep import SweepInterrupted, generate
+
+    config = load_config(options.config, options.overrides)
+    try:
+        summary = generate(
+            config,
+            options.sweep_dir,
+            data_dir=options.data_dir,
+            workers=options.workers,
+            address=options.address,
+            extend=options.extend,
+            progress=not options.quiet,
+        )
+    except SweepInterrupted as stop:
+        print(f"zoo: {stop}", file=sys.stderr)
+        return 128 + stop.signal
+    record = asdict(summary)
+    if not options.json:
+        record["quarantined"] = len(summary.quarantined)
+        record["seconds"] = round(summary.seconds, 1)
+        if summary.run_steps:
+            record["run_steps_per_second"] = round(summary.run_steps / summary.seconds, 1)
+    _print(record, options.json)
+    return QUARANTINED if summary.quarantined else DONE
+
+
+def status(options: argparse.Namespace) -> int:
+    from zoo.status import sweep_status
+
+    while True:
+        status = sweep_status(options.sweep_dir)
+        print(json.dumps(status.to_dict()) if options.json else status.text(), flush=True)
+        if not options.watch or status.done:
+            return DONE
+        time.sleep(5)
+
+
+def build(options: argparse.Namespace) -> int:
+    from zoo.builder import build
+
+    report = build(options.sweep_dirs, options.out, progress=not options.quiet)
+    for task, splits in report.checkpoints.items():
+        print(f"{task}: {sum(splits.values())} checkpoints ({', '.join(f'{n} {s}' for s, n in splits.items())})")
+    print(f"{report.diverged_runs} runs diverged, {report.unfinished_populations} populations are not finished yet")
+    print(f"{report.folder}: {report.bytes / 1e6:.1f} MB; load it with load_dataset({str(report.folder)!r})")
+    return DONE
+
+
+def verify(options: argparse.Namespace) -> int:
+    if (options.path is None) == (options.repo is None):
+        raise InputError("verify: expected a PATH or --repo USER/NAME")
+    problems, name = _problems(options), options.repo or options.path
+    for problem in problems:
+        print(problem)
+    print(f"{name}: {f'{len(problems)} problems' if problems else 'no problem found'}")
+    return CHECK_FAILED if problems else DONE
+
+
+def _problems(options: argparse.Namespace) -> list[str]:
+    if options.repo is not None:
+        from zoo.hub import verify_repository
+
+        repo, _, revision = options.repo.partition("@")
+        return verify_repository(repo, revision or None, deep=options.deep)
+    if (options.path / "plans").is_dir() and not (options.path / "SHA256SUMS").is_file():
+        from zoo.verify import verify_sweep
+
+        return verify_sweep(options.path)
+    from zoo.verify_dataset import verify_dataset
+
+    return verify_dataset(options.path)
+
+
+def select(options: argparse.Namespace) -> int:
+    from zoo.dataset import open_zoo
+    from zoo.filters import parse_filter
+    from zoo.select import select
+
+    filters = [parse_filter(text) for text in options.filters]
+    chosen = open_zoo(options.dataset).checkpoints(options.task, filters, options.split)
+    paths = select(chosen, options.out)
+    print(f"{options.out}: {len(paths)} checkpoints and checkpoints.csv")
+    return DONE
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    from zoo.evaluate import evaluate
+    from zoo.filters import parse_filter
+
+    report = evaluate(
+        options.dataset,
+        options.task,
+        options.data_dir,
+        options.limit,
+        filters=[parse_filter(text) for text in options.filters],
+        engine=options.engine,
+        threads=os.cpu_count() or 1,
+        tolerance=options.tolerance,
+    )
+    print(report.to_json() if options.json else report.text())
+    return CHECK_FAILED if report.disagreeing or report.not_evaluated else DONE
+
+
+def rerun(options: argparse.Namespace) -> int:
+    from zoo.evaluate import rerun
+
+    report = rerun(options.dataset, options.run_id, options.data_dir, engine=options.engine)
+    print(report.to_json() if options.json else report.text())
+    return DONE
+
+
+def publish(options: argparse.Namespace) -> int:
+    from zoo.hub import CHECKSUMS, publish
+    from zoo.verify_dataset import verify_dataset
+
+    report = publish(
+        options.dataset,
+        options.repo,
+        private=options.private,
+        tag=options.tag,
+        dry_run=options.dry_run,
+        verify=verify_dataset,
+    )
+    verb = "would be" if report.dry_run else "were"
+    size = f"{report.added_bytes / 1e6:.1f} MB"
+    print(f"{len(report.added)} files ({size}) {verb} added or changed, {len(report.deleted)} {verb} deleted")
+    for name in report.unlisted:
+        print(f"left out, as {CHECKSUMS} does not list it: {name}")
+    print(f"{report.url} {report.commit or ''} {report.tag or ''}".strip())
+    return DONE
+
+
+def repair(options: argparse.Namespace) -> int:
+    from zoo.repair import repair_sweep
+
+    found = repair_sweep(options.sweep_dir, apply=options.apply, orphans=options.orphans)
+    print(found.text())
+    open_damage = bool(found.damaged or found.states) and not found.applied
+    return CHECK_FAILED if open_damage or found.beyond else DONE
+
+
+def import_release(options: argparse.Namespace) -> int:
+    from zoo.release import import_release
+
+    report = import_release(options.source, options.task, options.out, progress=not options.quiet)
+    print(report.to_json() if options.json else report.text())
+    return DONE
+
+
+def bench(options: argparse.Namespace) -> int:
+    from zoo.bench import BATCH, EVALUATION_COST, measure
+    from zoo.config import load_config
+    from zoo.plan import make_plan
+
+    if (options.gpus is None) != (options.gpu_rate is None):
+        raise InputError("bench: --gpus and --gpu-rate go together; give both or neither")
+    config = load_config(options.config, options.overrides)
+    train_samples, test_samples = config.data.sizes()
+    plan = make_plan(config, "0" * 16, train_samples)
+    evaluations = len(plan.runs) * (config.epochs + 1) * test_samples / BATCH * EVALUATION_COST
+    steps = plan.run_steps(train_samples) * config.batch_size / BATCH + evaluations
+    report = measure(config.task, options.engine, options.runs, options.seconds)
+    rate = report.run_steps_per_second
+    record: dict[str, Any] = asdict(report) | {"matmul_share": round(report.share, 3), "run_steps_to_do": round(steps)}
+    record |= {"hours_here": round(steps / rate / 3600, 2)}
+    if options.cores:
+        record |= {f"hours_on_{options.cores}_cores": round(steps / rate / 3600 * report.threads / options.cores, 2)}
+    if options.gpus:
+        record |= {f"hours_on_{options.gpus}_gpus": round(steps / (options.gpus * options.gpu_rate) / 3600, 2)}
+    for name in ("run_steps_per_second", "gflops", "matmul_gflops"):
+        record[name] = round(record[name], 1)
+    _print(record, options.json)
+    return DONE
