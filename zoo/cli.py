@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
     generate = _command(group, "generate", commands.generate, "start a sweep, or go on with it")
     _config_arguments(generate)
-    generate.add_argument("--sweep-dir", required=True, metavar="DIR", help="folder of the sweep")
+    generate.add_argument("--sweep-dir", required=True, metavar="DIR", help="folder of the sweep, or s3://bucket/folder")
     generate.add_argument("--data-dir", type=Path, metavar="D", help="folder of the task's data files")
     generate.add_argument("--workers", type=int, metavar="N", help="populations at once; 0: in this process, no Ray")
     generate.add_argument("--address", metavar="A", help="a running Ray cluster, or auto; default: this machine alone")
@@ -58,12 +58,12 @@ def parser() -> argparse.ArgumentParser:
     _json_argument(status)
 
     build = _command(group, "build", commands.build, "write the dataset of one or more sweeps")
-    build.add_argument("sweep_dirs", nargs="+", type=Path, metavar="SWEEP")
+    build.add_argument("sweep_dirs", nargs="+", metavar="SWEEP")
     build.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the dataset")
     build.add_argument("--quiet", action="store_true", help="no progress bar")
 
     verify = _command(group, "verify", commands.verify, "check a sweep, a dataset or a published dataset")
-    verify.add_argument("path", nargs="?", type=Path, metavar="PATH", help="a sweep directory or a dataset folder")
+    verify.add_argument("path", nargs="?", metavar="PATH", help="a sweep directory or a dataset folder")
     verify.add_argument("--repo", metavar="USER/NAME[@REVISION]", help="a published dataset, without its weights")
     verify.add_argument("--deep", action="store_true", help="with --repo: download and check everything")
 

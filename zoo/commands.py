@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from generators.errors import InputError
@@ -124,13 +125,14 @@ def _problems(options: argparse.Namespace) -> list[str]:
 
         repo, _, revision = options.repo.partition("@")
         return verify_repository(repo, revision or None, deep=options.deep)
-    if (options.path / "plans").is_dir() and not (options.path / "SHA256SUMS").is_file():
+    path = Path(options.path)
+    if "://" in options.path or ((path / "plans").is_dir() and not (path / "SHA256SUMS").is_file()):
         from zoo.verify import verify_sweep
 
         return verify_sweep(options.path)
     from zoo.verify_dataset import verify_dataset
 
-    return verify_dataset(options.path)
+    return verify_dataset(path)
 
 
 def select(options: argparse.Namespace) -> int:
@@ -168,7 +170,8 @@ def rerun(options: argparse.Namespace) -> int:
 
     report = rerun(options.dataset, options.run_id, options.data_dir, engine=options.engine)
     print(report.to_json() if options.json else report.text())
-    return DONE
+    same_engine = report.engine == report.recorded_engine
+    return CHECK_FAILED if same_engine and not report.identical else DONE
 
 
 def publish(options: argparse.Namespace) -> int:
