@@ -13,7 +13,6 @@ from zoo.store import METRICS_FILE, Commit, RunRecord, Store, checkpoint_file
 from zoo.worker import checkpoint_bytes, metrics_bytes
 
 POPULATION = 16
-DIGEST = "0123456789abcdef"
 
 
 def write_large_sweep(
@@ -23,10 +22,14 @@ def write_large_sweep(
     labels: tuple[str, ...] = ("0", "25", "50", "best"),
     task: str = "mnist",
     seed: int = 0,
+    digest: str = "0123456789abcdef",
 ) -> Store:
-    """Seal populations of 16 runs, a row of normal weights a run and label, accuracies that rise with the epochs."""
+    """Seal populations of 16 runs: normal weights for every run and label, accuracies that rise with the epochs.
+
+    Equal arguments make equal runs; another seed makes other weights for the same runs, another digest other runs.
+    """
     store = Store(folder)
-    all_runs = [_run(task, epochs, number) for number in range(runs)]
+    all_runs = [_run(task, epochs, number, digest) for number in range(runs)]
     starts = range(0, runs, POPULATION)
     populations = tuple(Population.of(all_runs[start : start + POPULATION]) for start in starts)
     store.add_plan(Plan(populations, labels, POPULATION, {"source": "random"}))
@@ -36,7 +39,7 @@ def write_large_sweep(
     return store
 
 
-def _run(task: str, epochs: int, number: int) -> Hyperparameters:
+def _run(task: str, epochs: int, number: int, digest: str) -> Hyperparameters:
     return Hyperparameters(
         task=task,
         optimizer=OPTIMIZERS[number // POPULATION % 4],
@@ -52,7 +55,7 @@ def _run(task: str, epochs: int, number: int) -> Hyperparameters:
         min_learning_rate=1e-5,
         best_by="test",
         initialisation="per_run",
-        data_digest=DIGEST,
+        data_digest=digest,
     )
 
 

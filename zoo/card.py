@@ -78,7 +78,7 @@ def _metadata(tables: Tables) -> DatasetCardData:
         license="mit",
         task_categories=["other"],
         tags=[*TAGS, *tables.tasks],
-        size_categories=[_size_category(sum(shard.rows for shard in tables.shards))],
+        size_categories=[size_category(sum(shard.rows for shard in tables.shards))],
         configs=configs,
     )
     DatasetInfosDict(infos).to_dataset_card_data(data)
@@ -101,7 +101,8 @@ def content_version(names: Iterable[str]) -> str:
     return f"1.0.{int.from_bytes(digest[:4], 'big')}"
 
 
-def _size_category(rows: int) -> str:
+def size_category(rows: int) -> str:
+    """Return the Hub's name for so many rows."""
     return next((name for bound, name in SIZE_CATEGORIES if rows < bound), "1M<n<10M")
 
 
