@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": python.gt,
 }
 MEMBERSHIPS = ("in", "not in")
-_TEXT = re.compile(rf"\s*(\w+)(?:\s*({'|'.join(COMPARISONS)})\s*|\s+(not\s+in|in)\s+)(\S.*?)\s*")
+_TEXT = re.compile(rf"\s*(\w+)(?:\s*({'|'.join(COMPARISONS)})\s*|\s+(not\s+in|in)\s+)([^\s=<>!].*?)\s*")
 
 
 def parse_filter(text: str) -> Condition:
