@@ -31,11 +31,8 @@ def shard(folder: Path, split: str = "train") -> Path:
 def seal(folder: Path) -> None:
     """Make the checksums agree with the files, so that only deeper checks can find what was changed."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    lines = (
-        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n"
-        for name in names
-        if name != "SHA256SUMS"
-    )
+    names.remove("SHA256SUMS")
+    lines = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
@@ -128,8 +125,8 @@ class TestCard:
     def test_a_split_that_has_anothers_files(self, copy: Path) -> None:
         name = f"mnist/{shard(copy, 'test').name}"
         problems = self.change(copy, "split: test", "split: dev")
-        assert len(problems) == 1 + len({problem for problem in problems if problem.startswith(name)}) - 1
-        assert all(re.fullmatch(rf"{name}: \S+: split is dev, expected test", problem) for problem in problems[:-1])
+        assert len(problems) > 1
+        assert all(re.fullmatch(rf"{name}: \S+: split is dev, expected test", problem) for problem in problems)
 
     def test_a_card_without_metadata(self, copy: Path) -> None:
         (copy / "README.md").write_text("# A zoo\n")
