@@ -33,6 +33,7 @@ from zoo.errors import ZooError
 RECOUNT_SECONDS = 5.0
 """Nodes come and go; slots are counted anew after so long."""
 NODE_ANSWER_SECONDS = 120.0
+KNOCK_SECONDS = 10.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -214,12 +215,20 @@ def _start(workers: int | None, address: str | None) -> None:
         ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
         return
     try:
+        _knock(address)
         ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ZooError(
             f"--address {address}: no Ray cluster answers ({_one_line(error)}); start one with `ray start --head`, "
             f"or leave --address out to train on this machine"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Find out in seconds that nobody listens at host:port; Ray itself takes minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -240,4 +249,4 @@ def _result(task: Any, timeout: float | None = None) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(COLOUR.sub("", str(error)).split())[:500]
+    return " ".join(COLOUR.sub("", str(error)).split())[:500] or type(error).__name__

@@ -26,6 +26,8 @@ from zoo.worker import WorkerSettings, run_population
 POLL_SECONDS = 0.5
 SIGN_SECONDS = 5.0
 """Signs of life of running attempts are read so often; of other drivers' attempts too."""
+START_SECONDS = 600.0
+"""A worker may take so long, or hang_seconds if that is more, until its own first sign: it starts, loads, may queue."""
 KILL_SECONDS = 30.0
 """A hanging task that still has not ended so long after it was killed is given up, with its slot."""
 CRASHES_IN_A_ROW = 3
@@ -91,6 +93,14 @@ class Driver:
         self._pending.extend(todo)
         shared = self.cluster.share(self.data)
         self.stop.on_request = self._request_stops
+        try:
+            self._work_off(shared)
+        finally:
+            for task, job in self._running.items():
+                self._kill(task, job)
+                self.store.clear_sign(job.population.id, job.attempt)
+
+    def _work_off(self, shared: Any) -> None:
         deadline = None
         while self._running or (self._pending and not self.stop.requested):
             self._fill_slots(shared)
@@ -102,9 +112,7 @@ class Driver:
             if time.monotonic() - self._signs_read_at >= SIGN_SECONDS:
                 self._read_signs()
             if deadline is not None and time.monotonic() > deadline:
-                break
-        for task, job in self._running.items():
-            self._kill(task, job)
+                return
 
     # Dealing
 
@@ -215,7 +223,7 @@ class Driver:
                 if now - job.killed_at >= KILL_SECONDS:
                     del self._running[task]
                     self._finish(job, Failure(FailureKind.CRASH, "the worker hangs and cannot be ended"))
-            elif now - job.changed_at >= self.options.hang_seconds:
+            elif now - job.changed_at >= self._patience(job):
                 self._say(
                     f"population {job.population.id}: no sign of life for {now - job.changed_at:.0f} s, its worker is "
                     f"ended (sweep.hang_seconds)"
@@ -223,6 +231,11 @@ class Driver:
                 job.killed_at = now
                 self._kill(task, job)
         self._show()
+
+    def _patience(self, job: _Job) -> float:
+        """Seconds without a sign of life after which a job hangs."""
+        limit = self.options.hang_seconds
+        return limit if job.sign != job.claim else max(limit, START_SECONDS)
 
     def _kill(self, task: Any, job: _Job) -> None:
         known = job.sign != job.claim  # the claim names this process

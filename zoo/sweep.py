@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from generators.architecture import parameter_count
 from generators.tasks.data import TaskData
-from zoo.cluster import DISK_FULL, Cluster, connect
+from zoo.cluster import DISK_FULL, Cluster, Failure, connect
 from zoo.config import SweepConfig
 from zoo.data_record import load_data, write_data_record
 from zoo.driver import Driver, disk_full
@@ -182,15 +182,17 @@ def check_nodes(store: Store, cluster: Cluster) -> None:
     """Refuse a cluster with a node that does not see the sweep directory.
 
     Raises:
-        StoreError: naming the nodes.
+        StoreError: naming the node.
     """
-    answers = cluster.on_every_node(store.has_plan)
-    blind = sorted({host for host, seen in answers if seen is not True})
-    if blind:
-        raise StoreError(
-            f"{store.root}: found that {', '.join(blind)} cannot see this folder, expected storage that all nodes "
-            f"share; use a shared file system or s3://"
-        )
+    for host, answer in cluster.on_every_node(store.has_plan):
+        if isinstance(answer, Failure):
+            reason = answer.detail.strip().splitlines()[-1]
+            raise StoreError(f"{host}: found that it cannot run tasks of this package ({reason}); install it there")
+        if answer is not True:
+            raise StoreError(
+                f"{store.root}: found that {host} cannot see this folder, expected storage that all nodes share; "
+                f"use a shared file system or s3://"
+            )
 
 
 def _bar(todo: list[Population], progress: bool) -> tqdm:

@@ -31,7 +31,16 @@ def expected(undisturbed: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
+def importable() -> Iterator[None]:
+    """Lets processes that are started meanwhile, and Ray's workers, import what the tests import."""
+    with pytest.MonkeyPatch.context() as patch:
+        tests = Path(__file__).parents[1]
+        patch.setenv("PYTHONPATH", f"{tests.parent}:{tests}")
+        yield
+
+
+@pytest.fixture(scope="session")
+def ray_address(importable: None) -> Iterator[str]:
     """Address of a Ray cluster of one node with two CPUs, on this machine's loopback."""
     from ray.cluster_utils import Cluster
 
