@@ -137,7 +137,9 @@ def load_checkpoints(dataset: str, task: str, epoch_label: str) -> WeightData:
     found = zoo.checkpoints(task, filters=[("epoch_label", "==", epoch_label)])
     if not len(found):
         labels = sorted(set(zoo.checkpoints(task).metadata["epoch_label"].to_pylist()))
-        raise NFNError(f"epoch_label: found no checkpoint of {epoch_label!r} in {dataset}, expected {', '.join(labels)}")
+        raise NFNError(
+            f"epoch_label: found no checkpoint of {epoch_label!r} in {dataset}, expected {', '.join(labels)}"
+        )
     return WeightData.of(found)
 
 

@@ -117,8 +117,14 @@ def fit_network(
     if start is not None:
         network.load_state_dict(start.network)
         optimizer.load_state_dict(start.optimizer)
-    bar = tqdm(range(state.epoch, recipe.epochs), initial=state.epoch, total=recipe.epochs, desc=network.name,
-               unit="epoch", disable=not progress)
+    bar = tqdm(
+        range(state.epoch, recipe.epochs),
+        initial=state.epoch,
+        total=recipe.epochs,
+        desc=network.name,
+        unit="epoch",
+        disable=not progress,
+    )
     for epoch in bar:
         began = time.perf_counter()
         rate = learning_rate(recipe.learning_rate, epoch, recipe.epochs, recipe.warmup_epochs, recipe.min_learning_rate)
@@ -139,8 +145,15 @@ def fit_network(
         history = [*state.history, {"epoch": epoch + 1, "loss": mean_loss, "validation_tau": tau}]
         is_best = tau > max((record["validation_tau"] for record in state.history), default=-math.inf)
         best = _copy(network) if is_best else state.best
-        state = FitState(epoch + 1, network.state_dict(), optimizer.state_dict(), best,
-            epoch + 1 if is_best else state.best_epoch, history, state.seconds + time.perf_counter() - began)
+        state = FitState(
+            epoch + 1,
+            network.state_dict(),
+            optimizer.state_dict(),
+            best,
+            epoch + 1 if is_best else state.best_epoch,
+            history,
+            state.seconds + time.perf_counter() - began,
+        )
         bar.set_postfix(loss=f"{mean_loss:.4f}", validation_tau=f"{tau:.3f}")
         if at_epoch is not None:
             at_epoch(state)

@@ -10,10 +10,21 @@ For checkpoints as they are, with one channel (several would need the QK and VO 
 Dimensions: those of zoo.nfn.layers; p and q rows and columns of the QK sum, x and y the same before the layer.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from zoo.nfn.layers import EquivariantLayer, InvariantLayer, affine, per_row, pooled_features, row_features, unit_features
+from zoo.nfn.layers import (
+    EquivariantLayer,
+    InvariantLayer,
+    affine,
+    per_row,
+    pooled_features,
+    row_features,
+    scaled_sum,
+    unit_features,
+)
 from zoo.nfn.weight_space import EncoderWeights
 
 
@@ -32,25 +43,26 @@ def invariant_of_equivariant(
 
 def _pull_back(layer: EquivariantLayer, coefficients: Tensor) -> Tensor:
     """Coefficients [L, E, C, D*D + D] of the QK sum and the VO row sums behind the layer -> those before it, without C."""
-    d = layer.width
+    d = layer.space.width
     qk, vo_rows = coefficients[..., : d * d].unflatten(-1, (d, d)), coefficients[..., d * d :]
     qk = torch.einsum("lcpx,lecpq,lcqy->lexy", layer.mix_q[:, :, :, 0], qk, layer.mix_k[:, :, :, 0])
-    row_scale = layer.o_entry[..., 0] + d * layer.o_row[..., 0]
+    row_scale = layer.o_entry[..., 0] + math.sqrt(d) * layer.o_row[..., 0]
     vo_rows = torch.einsum("lc,lecp,lcpx->lex", row_scale, vo_rows, layer.mix_v[:, :, :, 0])
     return torch.cat([qk.flatten(2), vo_rows], dim=-1)
 
 
 def _pooled_mlp(layer: EquivariantLayer, weights: EncoderWeights, constant: Tensor) -> Tensor:
     """Pooled features of the MLP part of the output, [L, N, E, 1 + D + 1 + D]."""
-    e, d = layer.channels_out, layer.width
+    e, d = layer.channels_out, layer.space.width
     to_a, to_b, b_bias = constant.split([2 * e, e * d, e * d], dim=-1)
     units = unit_features(weights)
     a_unit, a_bias = (per_row(units, layer.unit[:, : 2 * e]) + to_a[:, :, None]).mT.split(e, dim=2)
     a_row = per_row(row_features(weights), layer.a_row).mT
+    columns, entries = math.sqrt(units.shape[2]), math.sqrt(units.shape[2] * d)
     features = [
-        _relu_sum(weights.a[:, :, 0], layer.a_entry[..., 0], a_row, a_unit)[..., None],
-        _relu_column_sums(units, layer.unit[:, 2 * e :], to_b).unflatten(-1, (e, d)),
-        a_bias.relu().sum(-1, keepdim=True),
+        _relu_sum(weights.a[:, :, 0], layer.a_entry[..., 0], a_row, a_unit)[..., None] / entries,
+        _relu_column_sums(units, layer.unit[:, 2 * e :], to_b).unflatten(-1, (e, d)) / columns,
+        scaled_sum(a_bias.relu(), -1)[..., None],
         b_bias.relu().unflatten(-1, (e, d)),
     ]
     return torch.cat(features, dim=-1)

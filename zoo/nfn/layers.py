@@ -10,10 +10,15 @@ Dimensions: L block, N checkpoint, C channel in, E channel out, D width, A MLP w
 O output of a product (several kinds of outputs side by side), H*K and H*V the joined heads.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from zoo.nfn.weight_space import EncoderWeights, WeightSpace
+
+BY_COORDINATE = ("q", "k", "v", "b", "b_bias")
+"""Outputs whose coefficients depend on a coordinate of the output."""
 
 
 def pooled_sizes(width: int) -> dict[str, int]:
@@ -21,15 +26,20 @@ def pooled_sizes(width: int) -> dict[str, int]:
     return {"qk": width * width, "vo_rows": width, "a_sum": 1, "b_columns": width, "a_bias_sum": 1, "b_bias": width}
 
 
+def scaled_sum(x: Tensor, *dims: int) -> Tensor:
+    """Sum over n entries, divided by sqrt(n)."""
+    return x.sum(dims) / math.sqrt(math.prod(x.shape[dim] for dim in dims))
+
+
 def pooled_features(weights: EncoderWeights) -> Tensor:
     """Invariant features of weights with channels, [L, N, C, ...] -> [L, N, C, P] in the order of `pooled_sizes`."""
     return torch.cat(
         [
             (weights.q @ weights.k.mT).flatten(-2),
-            (weights.v @ weights.o.sum(-1, keepdim=True)).squeeze(-1),
-            weights.a.sum((-2, -1))[..., None],
-            weights.b.sum(-2),
-            weights.a_bias.sum(-1, keepdim=True),
+            (weights.v @ scaled_sum(weights.o, -1)[..., None]).squeeze(-1),
+            scaled_sum(weights.a, -2, -1)[..., None],
+            scaled_sum(weights.b, -2),
+            scaled_sum(weights.a_bias, -1)[..., None],
             weights.b_bias,
         ],
         dim=-1,
@@ -38,13 +48,13 @@ def pooled_features(weights: EncoderWeights) -> Tensor:
 
 def unit_features(weights: EncoderWeights) -> Tensor:
     """What the terms of each hidden unit read, [L, N, C, ...] -> [L, N, A, C * U]."""
-    features = torch.cat([weights.a.sum(-2)[..., None], weights.b, weights.a_bias[..., None]], dim=-1)
+    features = torch.cat([scaled_sum(weights.a, -2)[..., None], weights.b, weights.a_bias[..., None]], dim=-1)
     return features.transpose(2, 3).flatten(3)
 
 
 def row_features(weights: EncoderWeights) -> Tensor:
     """What the terms of each row of W_A read, its column of the VO sum and its sum: [L, N, D, C * (D + 1)]."""
-    features = torch.cat([(weights.v @ weights.o).mT, weights.a.sum(-1, keepdim=True)], dim=-1)
+    features = torch.cat([(weights.v @ weights.o).mT, scaled_sum(weights.a, -1)[..., None]], dim=-1)
     return features.transpose(2, 3).flatten(3)
 
 
@@ -57,15 +67,18 @@ class InvariantLayer(nn.Module):
 
     def __init__(self, space: WeightSpace, channels_in: int, channels_out: int) -> None:
         super().__init__()
-        self.width = space.width
+        self.space = space
         features = sum(pooled_sizes(space.width).values())
         self.pooled = nn.Parameter(torch.empty(space.blocks, channels_out, channels_in, features))
         self.bias = nn.Parameter(torch.empty(space.blocks, channels_out))
-        xavier_normal(self.coefficients(), {})
+        initialise(self._terms())
 
     def coefficients(self) -> dict[str, Tensor]:
-        """Views of the coefficients by input, [L, E, C, (features)]; "bias" is [L, E]."""
-        return pooled_views(self.pooled, self.width) | {"bias": self.bias}
+        """The coefficients by input, [L, E, C, (features)]; "bias" is [L, E]."""
+        return paper_coefficients(self._terms(), self.space)
+
+    def _terms(self) -> dict[str, Tensor]:
+        return pooled_views(self.pooled, self.space.width) | {"bias": self.bias}
 
     def forward(self, features: Tensor) -> Tensor:
         """`pooled_features` [L, N, C, P] -> [L, N, E]."""
@@ -82,7 +95,7 @@ class EquivariantLayer(nn.Module):
     def __init__(self, space: WeightSpace, channels_in: int, channels_out: int) -> None:
         super().__init__()
         blocks, width, c, e = space.blocks, space.width, channels_in, channels_out
-        self.width, self.channels_out = width, channels_out
+        self.space, self.channels_out = space, channels_out
         self.mix_q = nn.Parameter(torch.empty(blocks, e, width, c, width))
         self.mix_k = nn.Parameter(torch.empty(blocks, e, width, c, width))
         self.mix_v = nn.Parameter(torch.empty(blocks, e, width, c, width))
@@ -94,13 +107,16 @@ class EquivariantLayer(nn.Module):
         features = sum(pooled_sizes(width).values())
         self.pooled = nn.Parameter(torch.empty(blocks, e * (2 + 2 * width), c, features))
         self.bias = nn.Parameter(torch.empty(blocks, e * (2 + 2 * width)))
-        xavier_normal(self.coefficients(), {n: width for n in ('q','k','v','b','b_bias')})
+        initialise(self._terms())
 
     def coefficients(self) -> dict[str, Tensor]:
-        """Views of the coefficients of every term by its name, "output.input": [L, E, (D,) C, (features)].
+        """The coefficients of every term by its name, "output.input": [L, E, (D,) C, (features)].
 
         The first D is there where the coefficient depends on the row (q, k, v) or the column (b, b_bias) of the output.
         """
+        return paper_coefficients(self._terms(), self.space)
+
+    def _terms(self) -> dict[str, Tensor]:
         views = {
             "q.q": self.mix_q,
             "k.k": self.mix_k,
@@ -116,19 +132,19 @@ class EquivariantLayer(nn.Module):
             views[f"{output}.b_row"] = unit[..., 1:-1]
             views[f"{output}.a_bias_entry"] = unit[..., -1]
         for output, pooled in self._by_output(self.pooled).items():
-            views |= {f"{output}.{name}": view for name, view in pooled_views(pooled, self.width).items()}
+            views |= {f"{output}.{name}": view for name, view in pooled_views(pooled, self.space.width).items()}
         return views | {f"{output}.bias": view for output, view in self._by_output(self.bias).items()}
 
     def _by_output(self, coefficients: Tensor) -> dict[str, Tensor]:
         """Split dimension 1 into the outputs that it serves."""
-        e, d = self.channels_out, self.width
+        e, d = self.channels_out, self.space.width
         a, a_bias, b, *b_bias = coefficients.tensor_split([e, 2 * e, e * (2 + d)], dim=1)
         outputs = {"a": a, "a_bias": a_bias, "b": b.unflatten(1, (e, d))}
         return outputs | {"b_bias": part.unflatten(1, (e, d)) for part in b_bias if part.shape[1]}
 
     def forward(self, weights: EncoderWeights) -> EncoderWeights:
         """[L, N, C, ...] -> [L, N, E, ...]."""
-        e, d = self.channels_out, self.width
+        e, d = self.channels_out, self.space.width
         constant = affine(pooled_features(weights), self.pooled, self.bias)
         to_a, to_b, b_bias = constant.split([2 * e, e * d, e * d], dim=-1)
         units = unit_features(weights)
@@ -139,7 +155,7 @@ class EquivariantLayer(nn.Module):
             q=_mix_rows(self.mix_q, weights.q),
             k=_mix_rows(self.mix_k, weights.k),
             v=_mix_rows(self.mix_v, weights.v),
-            o=_mix_channels(self.o_entry, weights.o) + _mix_channels(self.o_row, weights.o.sum(-1, keepdim=True)),
+            o=_mix_channels(self.o_entry, weights.o) + _mix_channels(self.o_row, scaled_sum(weights.o, -1)[..., None]),
             a=_mix_channels(self.a_entry, weights.a) + a_row[..., None] + a_unit[..., None, :],
             a_bias=a_bias,
             b=b.unflatten(-1, (e, d)).transpose(2, 3),
@@ -177,22 +193,21 @@ def _mix_rows(mix: Tensor, x: Tensor) -> Tensor:
     return (left[:, None] @ x.flatten(2, 3)).unflatten(2, mix.shape[1:3])
 
 
+def paper_coefficients(terms: dict[str, Tensor], space: WeightSpace) -> dict[str, Tensor]:
+    """Divide each term's coefficients by the square root of the number of entries that its input sums."""
+    d, a = space.width, space.mlp_width
+    entries = {"vo_rows": d, "a_sum": d * a, "b_columns": a, "a_bias_sum": a, "a_row": a, "a_column": d, "o_row": d}
+    return {name: view / math.sqrt(entries.get(name.split(".")[-1], 1)) for name, view in terms.items()}
+
+
 @torch.no_grad()
-def xavier_normal(coefficients: dict[str, Tensor], free: dict[str, int]) -> None:
-    """TODO"""
-    import os, math
-    mode = os.environ.get("NFN_INIT", "true")
-    for name, view in coefficients.items():
-        if name.endswith("bias") and name.split(".")[-1] == "bias":
+def initialise(terms: dict[str, Tensor]) -> None:
+    """Xavier-normal coefficients, [L, E, (D,) C, (features)], by the true fan-in C * features and fan-out E * D; biases 0."""
+    for name, view in terms.items():
+        output, _, source = name.rpartition(".")
+        if source == "bias":
             view.zero_()
             continue
-        out = free.get(name.split(".")[0], 1) if "." in name else 1
-        e = view.shape[1]
-        c = view.shape[3] if out > 1 else view.shape[2]
-        features = view[0].numel() // (e * out * c)
-        if mode == "true":
-            view.normal_(0, math.sqrt(2 / (c * features + e * out)))
-        elif mode == "conv":
-            view.normal_(0, math.sqrt(2 / ((c + e) * features * out)))
-        elif mode == "two":
-            view.normal_(0, 0.02)
+        channels = 3 if output in BY_COORDINATE else 2
+        fan_out, fan_in = math.prod(view.shape[1:channels]), math.prod(view.shape[channels:])
+        view.normal_(0, math.sqrt(2 / (fan_in + fan_out)))

@@ -4,8 +4,10 @@ A predictor maps checkpoints to predicted accuracies in (0, 1). A new one is one
 one of the two kinds below under `@register("name")`.
 """
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,6 +83,15 @@ class ForestPredictor(Predictor):
 
     @abstractmethod
     def load_state(self, state: dict[str, Tensor]) -> None: ...
+
+
+def library(name: str) -> ModuleType:
+    """Import a library of the extra `trees`. Raises NFNError, saying what to install, where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split(".")[0]
+        raise NFNError(f"{package}: not installed; `pip install 'small-transformer-zoo[trees]'` brings it") from error
 
 
 def register(name: str) -> Callable[[type[Any]], type[Any]]:

@@ -38,7 +38,9 @@ class HyperparametersPredictor(NetworkPredictor):
         columns = data.metadata.column_names
         for name in ("optimizer", *LOGARITHMIC, *LINEAR):
             if name not in columns:
-                raise NFNError(f"{name}: found no such column, expected the metadata of a zoo; read the dataset instead")
+                raise NFNError(
+                    f"{name}: found no such column, expected the metadata of a zoo; read the dataset instead"
+                )
         optimizer = np.array(data.metadata["optimizer"].to_pylist())
         features = [optimizer == name for name in OPTIMIZERS]
         features += [np.log10(np.maximum(data.metadata[name].to_numpy(), SMALLEST)) for name in LOGARITHMIC]

@@ -26,7 +26,10 @@ class StatNN(NetworkPredictor):
                 size, width = columns.stop - columns.start, EMBEDDING_WIDTH
                 self.parts[name] = nn.Linear(size, width)
             else:
-                size, width = (2 + len(QUANTILES)) * len([spec for spec in tensor_table(task) if spec.component == name]), WIDTH
+                size, width = (
+                    (2 + len(QUANTILES)) * len([spec for spec in tensor_table(task) if spec.component == name]),
+                    WIDTH,
+                )
                 self.parts[name] = nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
             self.sizes.append(size)
             widths.append(width)

@@ -40,6 +40,11 @@ class TransformerNFN(NetworkPredictor):
         self.sizes = [sizes[name] for name in components]
         self.head = nn.Linear(FEATURES * len(components), 1)
 
+    def fit_inputs(self, inputs: Tensor) -> None:
+        for name, part in zip(self.components, inputs.split(self.sizes, dim=1)):
+            if name == "encoder":
+                self.parts["encoder"].fit_scale(part)
+
     def forward(self, inputs: Tensor) -> Tensor:
         parts = zip(self.components, inputs.split(self.sizes, dim=1), strict=True)
         return self.head(torch.cat([self.parts[name](part) for name, part in parts], dim=1)).squeeze(1)
@@ -54,6 +59,7 @@ class EncoderNFN(nn.Module):
         space = WeightSpace()
         widths = [1] + [channels] * layers
         self.equivariant = nn.ModuleList(EquivariantLayer(space, c, e) for c, e in zip(widths, widths[1:]))
+        self.register_buffer("scales", torch.ones(8, BLOCKS))
         self.invariant = InvariantLayer(space, channels, FEATURES)
         self.norm = nn.ModuleList(nn.LayerNorm(FEATURES) for _ in range(BLOCKS))
         self.mix = nn.Sequential(
@@ -62,8 +68,45 @@ class EncoderNFN(nn.Module):
             *(nn.LayerNorm(FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES)),
         )
 
+    def fit_scale(self, inputs: Tensor) -> None:
+        import os
+
+        mode = os.environ.get("SCALE", "0")
+        if mode == "0":
+            return
+        w = encoder_weights(component_tensors(self.task, "encoder", inputs))
+
+        def med(x, dims):
+            return x.square().mean(dims).sqrt().median(1).values.clamp(min=1e-6)
+
+        qk = med(w.q @ w.k.mT, (-2, -1))
+        vo = med(w.v @ w.o, (-2, -1))
+        f = float(os.environ.get("QKF", "32"))
+        g = float(os.environ.get("VOF", "32"))
+        s = {
+            "q": (qk * f) ** 0.5,
+            "k": (qk * f) ** 0.5,
+            "v": (vo * g) ** 0.5,
+            "o": (vo * g) ** 0.5,
+            "a": med(w.a, (-2, -1)),
+            "b": med(w.b, (-2, -1)),
+            "a_bias": med(w.a_bias, (-1,)),
+            "b_bias": med(w.b_bias, (-1,)),
+        }
+        self.scales.copy_(torch.stack([1 / v for v in s.values()]))
+        print({k: v.tolist() for k, v in s.items()})
+
     def forward(self, inputs: Tensor) -> Tensor:
-        weights = encoder_weights(component_tensors(self.task, "encoder", inputs)).map(lambda tensor: tensor.unsqueeze(2))
+        w = encoder_weights(component_tensors(self.task, "encoder", inputs))
+        from zoo.nfn.weight_space import EncoderWeights
+
+        weights = EncoderWeights(
+            **{
+                n: (t * s.view(-1, *[1] * (t.dim() - 1))).unsqueeze(2)
+                for (n, s) in zip(["q", "k", "v", "o", "a", "b", "a_bias", "b_bias"], self.scales)
+                for t in [getattr(w, n)]
+            }
+        )
         if len(self.equivariant) == 1:
             features = invariant_of_equivariant(self.equivariant[0], self.invariant, weights)
         else:
@@ -72,4 +115,3 @@ class EncoderNFN(nn.Module):
             features = self.invariant(pooled_features(weights))
         blocks = [norm(block) for norm, block in zip(self.norm, features, strict=True)]
         return self.mix(torch.cat(blocks, dim=1))
-

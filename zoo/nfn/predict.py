@@ -1,0 +1,69 @@
+"""Rank checkpoints by the accuracy that a trained predictor reads from their weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from zoo.errors import NFNError
+from zoo.nfn.data import WeightData, load_checkpoints, read_checkpoint_files
+from zoo.nfn.fit import kendall_tau
+from zoo.nfn.saved import load_predictor
+from zoo.nfn.train import pick_device
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One checkpoint: its name (checkpoint_id or file), predicted accuracy, and the true one where it is known."""
+
+    name: str
+    predicted: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Predictions, best first, and Kendall's tau-b with the true accuracies where they are known."""
+
+    predictions: list[Prediction]
+    tau: float | None
+
+
+def predict(
+    predictor: str | Path,
+    *,
+    checkpoints: Sequence[str | Path] = (),
+    dataset: str | Path | None = None,
+    epoch_label: str | None = None,
+    device: str = "auto",
+) -> Ranking:
+    """Rank checkpoints given as files, or those of a dataset.
+
+    Args:
+        predictor: folder that `train` wrote.
+        checkpoints: safetensors files, one checkpoint each.
+        dataset: a dataset folder or Hub repository, in place of files; checkpoints of the predictor's task.
+        epoch_label: of the dataset's checkpoints; the label that the predictor was trained on if not given.
+
+    Raises:
+        NFNError: no checkpoints, both kinds, or checkpoints that do not fit the predictor.
+    """
+    if bool(checkpoints) == (dataset is not None):
+        found = "files and a dataset" if checkpoints else "neither"
+        raise NFNError(f"checkpoints: found {found}, expected either checkpoint files or a dataset")
+    saved = load_predictor(predictor, pick_device(device))
+    if dataset is None:
+        data = read_checkpoint_files([Path(path) for path in checkpoints], saved.task)
+    else:
+        data = load_checkpoints(str(dataset), saved.task, epoch_label or saved.config["epoch_label"])
+    return rank(data, saved.predict(data))
+
+
+def rank(data: WeightData, predicted: np.ndarray) -> Ranking:
+    """Sort predictions [N] for `data`, best first; equal ones by name."""
+    known = "test_accuracy" in data.metadata.column_names
+    accuracy: Sequence[float | None] = data.accuracy.tolist() if known else [None] * len(data)
+    rows = [Prediction(*row) for row in zip(data.names, map(float, predicted), accuracy, strict=True)]
+    tau = kendall_tau(predicted, data.accuracy.numpy()) if known and len(rows) > 1 else None
+    return Ranking(sorted(rows, key=lambda row: (-row.predicted, row.name)), tau)

@@ -1,0 +1,173 @@
+"""A predictor on disk, finished or on its way.
+
+DIR/predictor.safetensors and DIR/predictor.json are a finished predictor: tensors, and the configuration with the result.
+DIR/state.safetensors is the state after the last whole epoch; it goes when the predictor is finished. Files are replaced
+atomically, and nothing that is read can hold code.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+from torch import Tensor
+
+from zoo.errors import NFNError
+from zoo.files import write
+from zoo.nfn.data import WeightData
+from zoo.nfn.fit import FitState, predict_network
+from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, make_predictor
+
+FORMAT = 1
+TENSORS, CONFIG, STATE = "predictor.safetensors", "predictor.json", "state.safetensors"
+
+
+@dataclass(frozen=True)
+class SavedPredictor:
+    """A predictor ready to use. config: the setting that it was trained with (as a dictionary); result: what came out."""
+
+    predictor: NetworkPredictor | ForestPredictor
+    config: dict[str, Any]
+    result: dict[str, Any]
+
+    @property
+    def task(self) -> str:
+        return self.config["task"]
+
+    def predict(self, data: WeightData) -> Any:
+        """Return predicted accuracies [N], a numpy array. Raises NFNError for checkpoints of another task."""
+        if data.task != self.task:
+            raise NFNError(
+                f"task: found checkpoints of {data.task}, expected {self.task}, which the predictor was trained on"
+            )
+        if isinstance(self.predictor, NetworkPredictor):
+            return predict_network(self.predictor, data)
+        return self.predictor.predict(self.predictor.inputs(data).numpy())
+
+
+def save_predictor(
+    out: Path, predictor: NetworkPredictor | ForestPredictor, config: dict[str, Any], result: dict[str, Any]
+) -> None:
+    """Write a finished predictor; predictor.json comes last and makes it one."""
+    state = predictor.state_dict() if isinstance(predictor, NetworkPredictor) else predictor.state()
+    write(out / TENSORS, save({name: tensor.cpu().contiguous() for name, tensor in state.items()}))
+    record = {"format": FORMAT, "config": config, "result": result}
+    write(out / CONFIG, (json.dumps(record, indent=1) + "\n").encode())
+    (out / STATE).unlink(missing_ok=True)
+
+
+def load_predictor(folder: str | Path, device: torch.device | str = "cpu") -> SavedPredictor:
+    """Load a finished predictor.
+
+    Raises:
+        NFNError: there is none, its files are damaged, or its tensors are not those of its configuration.
+    """
+    folder = Path(folder)
+    record = _read_record(folder)
+    if record is None:
+        raise NFNError(f"{folder}: found no {CONFIG}, expected the folder of a trained predictor; see `zoo nfn train`")
+    config = record["config"]
+    predictor = make_predictor(config["predictor"], config["task"], config["components"], **config["options"])
+    try:
+        state = load((folder / TENSORS).read_bytes())
+        if isinstance(predictor, NetworkPredictor):
+            predictor.load_state_dict(state)
+            predictor.to(device).eval()
+        else:
+            predictor.load_state(state)
+    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise NFNError(f"{folder / TENSORS}: does not fit {CONFIG} ({reason}); train the predictor again") from error
+    return SavedPredictor(predictor, config, record["result"])
+
+
+def finished_result(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the result of the predictor that `out` holds, None if it holds none.
+
+    Raises:
+        NFNError: it was trained with another configuration or on other checkpoints.
+    """
+    record = _read_record(out)
+    if record is None:
+        return None
+    _require_same(out / CONFIG, record["config"], config)
+    return record["result"]
+
+
+def save_state(out: Path, config: dict[str, Any], state: FitState) -> None:
+    """Write the state after an epoch in place of the one before."""
+    tensors = {f"network.{name}": tensor for name, tensor in state.network.items()}
+    tensors |= {f"best.{name}": tensor for name, tensor in state.best.items()}
+    for number, moments in state.optimizer["state"].items():
+        tensors |= {f"adam.{number}.{name}": tensor for name, tensor in moments.items()}
+    rest = {
+        "config": config,
+        "epoch": state.epoch,
+        "best_epoch": state.best_epoch,
+        "history": state.history,
+        "seconds": state.seconds,
+        "groups": state.optimizer["param_groups"],
+    }
+    content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"fit": json.dumps(rest)})
+    write(out / STATE, content)
+
+
+def load_state(out: Path, config: dict[str, Any]) -> FitState | None:
+    """Return the state to go on from, None if there is none.
+
+    Raises:
+        NFNError: it belongs to another configuration or to other checkpoints, or is damaged.
+    """
+    path = out / STATE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            rest = json.loads(file.metadata()["fit"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
+        raise NFNError(f"{path}: damaged ({' '.join(str(error).split())}); remove it to start again") from error
+    _require_same(path, rest["config"], config)
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in _under("adam.", tensors).items():
+        number, moment = name.split(".")
+        moments.setdefault(int(number), {})[moment] = tensor
+    return FitState(
+        epoch=rest["epoch"],
+        network=_under("network.", tensors),
+        optimizer={"state": moments, "param_groups": rest["groups"]},
+        best=_under("best.", tensors),
+        best_epoch=rest["best_epoch"],
+        history=rest["history"],
+        seconds=rest["seconds"],
+    )
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    path = folder / CONFIG
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise NFNError(f"{path}: not JSON ({error}); train the predictor again") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise NFNError(f"{path}: found no predictor of format {FORMAT}; train the predictor again")
+    return record
+
+
+def _require_same(path: Path, found: dict[str, Any], config: dict[str, Any]) -> None:
+    expected = json.loads(json.dumps(config))
+    different = [name for name in expected if found.get(name) != expected[name]]
+    if different:
+        name = different[0]
+        raise NFNError(
+            f"{path}: {name}: found {found.get(name)!r}, expected {expected[name]!r}; choose another folder for this training"
+        )
