@@ -6,7 +6,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 
-STALE_SECONDS = 900.0
+STALE_SECONDS = 300.0
 """An attempt that has been silent for so long is taken for dead. (An epoch takes about a minute on a CPU.)"""
 
 

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from zoo.errors import PlanError, StoreError
 from zoo.plan import Plan, Population
@@ -78,17 +79,22 @@ class Commit:
     seconds: float
 
     def to_json(self) -> str:
-        return json.dumps({"format": COMMIT_FORMAT, **asdict(self)}, indent=1)
+        """Return JSON that carries its own digest, so that a flipped bit anywhere is noticed."""
+        content = {"format": COMMIT_FORMAT, **asdict(self)}
+        return json.dumps({**content, "sha256": _digest_of(content)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Commit":
         try:
             content = json.loads(text)
-            found = content.pop("format")
-            if found != COMMIT_FORMAT:
+            if content["format"] != COMMIT_FORMAT:
                 raise StoreError(
-                    f"{where}: format: found {found}, expected {COMMIT_FORMAT}; use the version that made the sweep"
+                    f"{where}: format: found {content['format']}, expected {COMMIT_FORMAT}; "
+                    f"use the version that made the sweep"
                 )
+            if content.pop("sha256") != _digest_of(content):
+                raise StoreError(f"{where}: not the content that was written (SHA-256 differs); see `zoo repair`")
+            del content["format"]
             content["files"] = {name: FileRecord(**record) for name, record in content["files"].items()}
             content["runs"] = {run_id: RunRecord(**record) for run_id, record in content["runs"].items()}
             return cls(**content)
@@ -136,7 +142,9 @@ class Store:
     def plans(self) -> list[Plan]:
         """Return the plans in the order in which they were added; [] for a new directory."""
         names = [f"plans/{name}" for name in self.storage.children("plans") if name.endswith(".json")]
-        return [Plan.from_json(self.storage.read(name).decode(), f"{self.root}/{name}") for name in names]
+        return [
+            Plan.from_json(self.storage.read(name).decode(errors="replace"), f"{self.root}/{name}") for name in names
+        ]
 
     def has_plan(self) -> bool:
         """Whether this machine sees the sweep at all."""
@@ -321,6 +329,10 @@ def _commit_name(population: str) -> str:
 
 def _attempt_name(population: str, attempt: str) -> str:
     return f"populations/{population}/{attempt}"
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _short_digest(content: bytes) -> str:

@@ -18,8 +18,8 @@ from generators.population import METRICS
 from zoo.data_record import EMBEDDING, RECORD, VOCABULARY, read_data_record
 from zoo.errors import StoreError, ZooError
 from zoo.plan import Plan, Population
+from zoo.stacked import CHECKPOINT_FORMAT, safetensors_header
 from zoo.store import METRICS_FILE, STATE_FOLDER, Commit, FileRecord, Store, checkpoint_file, state_is_whole
-from zoo.worker import CHECKPOINT_FORMAT, safetensors_header
 
 FOLDERS = ("commits", "data", "plans", "populations", "quarantine", "removed")
 DATA_FILES = (EMBEDDING, RECORD, VOCABULARY)
@@ -130,6 +130,10 @@ def _check_population(store: Store, population: Population, plan: Plan) -> Itera
     if list(commit.runs) != run_ids:
         yield Problem(name, f"runs: found {len(commit.runs)} run ids, expected the {len(run_ids)} of the plan", id_)
         return
+    for run_id, run in commit.runs.items():
+        complete = run.status == "finished" and plan.origin == "generated"
+        if not set(run.labels) <= set(plan.labels) or (complete and run.labels != list(plan.labels)):
+            yield Problem(name, f"run {run_id}: found labels {run.labels}, expected {list(plan.labels)}", id_)
     expected = {METRICS_FILE} | {checkpoint_file(label) for run in commit.runs.values() for label in run.labels}
     for missing in sorted(expected - commit.files.keys()):
         yield Problem(name, f"files: {missing} is missing, expected a record of it", id_)

@@ -191,13 +191,14 @@ def two_nodes(importable: None) -> Iterator[LocalCluster]:
 def test_a_node_lost_in_mid_population_costs_time_and_no_row(
     two_nodes: LocalCluster, orders: Path, digits_dir: Path, expected: dict[str, Any]
 ) -> None:
-    # Both workers stop at epoch 2, so that the node that goes has one of them; the other one goes by the watchdog.
+    # Both workers stop after epoch 2, so that the node that goes has one of them; the other one goes by the watchdog.
     for number in range(2):
-        order(orders, "hang", epochs=2, number=number)
+        order(orders, "hang", epochs=3, number=number)
     summaries: list[SweepSummary] = []
     address = two_nodes.address
     thread = threading.Thread(
-        target=lambda: summaries.append(run(orders, digits_dir, address, sweep={"hang_seconds": 20}))
+        target=lambda: summaries.append(run(orders, digits_dir, address, sweep={"hang_seconds": 8})),
+        daemon=True,
     )
     thread.start()
     store = Store(orders)
