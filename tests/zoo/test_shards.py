@@ -4,6 +4,7 @@ import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from zoo.errors import DatasetError, StoreError
 from zoo.schema import CURVES, HYPERPARAMETER_NAMES, tensor_paths, tensor_values
 from zoo.shards import ROW_GROUP_BYTES, Tables, write_shards
 from zoo.splits import split_of
-from zoo.store import Store, checkpoint_file
+from zoo.store import FileRecord, Store, checkpoint_file
 
 pytest_plugins = ["dataset_fixtures"]
 
@@ -307,9 +308,8 @@ def test_an_imported_best_has_no_epoch(tmp_path: Path) -> None:
     changed = re.sub(rb'\\"epochs\\": \[1, 1\]', rb'\\"epochs\\": [null,null]', content)
     length = int.from_bytes(content[:8], "little") + len(changed) - len(content)
     path.write_bytes(length.to_bytes(8, "little") + changed[8:])
-    record = json.loads((store.root / "commits" / f"{commit.population}.json").read_text())
-    record["files"][path.name]["size"] = path.stat().st_size
-    (store.root / "commits" / f"{commit.population}.json").write_text(json.dumps(record))
+    files = commit.files | {path.name: FileRecord.of(path.read_bytes())}
+    (store.root / "commits" / f"{commit.population}.json").write_text(replace(commit, files=files).to_json())
     rows = write_shards([store], tmp_path / "out", progress=False).index.to_pylist()
     assert [row["epoch"] for row in rows] == [None, None]
     assert [row["test_accuracy"] for row in rows] == [0.25, None]
