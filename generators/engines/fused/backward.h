@@ -92,9 +92,8 @@ template <class Task, class Weights, class Block>
 void project_heads_backward(const Weights& w, Activations<Task>& s, const Block& block, Weights& gradient) {
   FUSED_STAGE("output projection backward");
   add_weight_gradient<WIDTH, WIDTH>(s.tokens(), s.gradient[0], block.heads[0], gradient.out[0]);
-  linear<WIDTH, WIDTH>(s.tokens(), s.gradient[0], w.out[0], [&](int row, int, auto& tile) {
-    store_tile(s.heads_gradient[row], WIDTH, tile);
-  });
+  linear<WIDTH, WIDTH>(s.tokens(), s.gradient[0], w.out[0],
+                       [&](int row, int, auto& tile) { store_tile(s.heads_gradient[row], WIDTH, tile); });
 }
 
 // s.score_gradient = attention * (values times heads_gradient - its mean under attention), the gradient of softmax's

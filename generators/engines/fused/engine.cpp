@@ -1,4 +1,4 @@
-// A population's training step and evaluation, and the C interface that Python calls (see __init__.py).
+// A population's training step and evaluation, and the C interface that Python calls (fused_engine.py).
 //
 // Work is dealt in items of fixed extent: a run's batch, or EVALUATION_ITEM samples of a split for one run. Each item
 // is computed by one thread from start to end, and sums over items are formed in order, so the number of threads and
@@ -144,15 +144,13 @@ fused::Engine* fused_create(int64_t threads, int64_t max_tokens, const float* po
 
 void fused_destroy(fused::Engine* engine) { delete engine; }
 
-int64_t fused_parameter_count() { return fused::Parameters<fused::Task>::COUNT; }
-
 // weights [runs][P]; loss [runs], mean over the batch; correct [runs]; gradient [runs][P]
 void fused_train_step(fused::Engine* engine, const fused::Split* split, const fused::Batch* batch, int64_t runs,
                       const float* weights, float* loss, int64_t* correct, float* gradient) {
   fused::for_items(*engine, runs, [&](int64_t run, auto& workspace) {
     fused::load_run(*engine, workspace, weights, run);
     fused::train_run(*engine, *split, *batch, workspace, loss + run, correct + run,
-                     gradient + run * fused_parameter_count());
+                     gradient + run * fused::Parameters<fused::Task>::COUNT);
   });
 }
 

@@ -37,9 +37,8 @@ void ForwardWeights<Task>::prepare(const Parameters<Task>& weights, const float*
 template <class Task, class BlockWeights, class Block>
 void project_queries_keys_values(const BlockWeights& w, const Activations<Task>& s, Block& block) {
   FUSED_STAGE("queries, keys, values");
-  linear<WIDTH, QKV>(s.tokens(), block.attention_input.rows[0], w.qkv[0], [&](int row, int column, auto& tile) {
-    store_tile(&block.qkv[row][column], QKV, tile);
-  });
+  linear<WIDTH, QKV>(s.tokens(), block.attention_input.rows[0], w.qkv[0],
+                     [&](int row, int column, auto& tile) { store_tile(&block.qkv[row][column], QKV, tile); });
 }
 
 // attention[head][key][query] = scalar product of the two, in bits: softmax will be a power of 2. On the way, the

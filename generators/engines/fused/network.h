@@ -1,7 +1,8 @@
 // The small transformer as the kernels see it: its two kinds of input, its weights, and what one sample keeps.
 //
 // One sample goes through the network at a time, forward and backward, and everything that it needs stays in the
-// second-level cache: about 270 KB of activations for an image, and three copies of 74 KB of weights.
+// second-level cache, half a megabyte a thread: for an image 205 KB that forward keeps for backward, 63 KB to work in,
+// and three times 74 KB for weights, the same transposed, and their gradient.
 //
 //   forward   image or text -> tokens x width -> (LayerNorm -> attention -> LayerNorm -> MLP) twice -> LayerNorm ->
 //             mean over tokens -> classifier -> logits                                     (embedding.h, forward.h)
@@ -96,7 +97,7 @@ struct Parameters : Task::Embedding {
   float fc2[Task::CLASSES][WIDTH];
   float fc2_bias[Task::CLASSES];
 
-  static constexpr int COUNT = (Task::TRAINED_EMBEDDING ? sizeof(typename Task::Embedding) : 0) / sizeof(float) +
+  static constexpr int COUNT = sizeof(typename Task::Embedding) / sizeof(float) +  // 0 if it is empty
                                BLOCKS * sizeof(Block) / sizeof(float) + WIDTH * WIDTH + WIDTH + Task::CLASSES * WIDTH +
                                Task::CLASSES;
 
@@ -104,6 +105,8 @@ struct Parameters : Task::Embedding {
   void write(float* flat) const { std::memcpy(flat, static_cast<const void*>(this), COUNT * sizeof(float)); }
   void clear() { std::memset(static_cast<void*>(this), 0, sizeof(*this)); }
 };
+
+static_assert(Parameters<Images>::COUNT == 18506 && Parameters<Texts<64>>::COUNT == 17764);
 
 // The same weights as forward multiplies by them: [in][out]. Queries carry log2(e) / sqrt(HEAD_WIDTH), so that
 // softmax is a power of 2.
@@ -126,8 +129,8 @@ struct ForwardWeights : Task::ForwardEmbedding {
   void prepare(const Parameters<Task>& weights, const float* positions);  // positions [T][WIDTH]
 };
 
-// What one sample keeps from forward for backward, and room to work in. Rows past the sample's tokens, and columns past
-// them in `attention`, hold whatever was there: nothing that is kept or returned depends on them.
+// What one sample keeps from forward for backward, and room to work in. Tiles and vectors reach past the sample's
+// tokens (up to T_PADDED), and what stands there is left over from other samples: no token's numbers depend on it.
 template <class Task>
 struct Activations {
   static constexpr int T = Task::MAX_TOKENS;
