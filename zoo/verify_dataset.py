@@ -27,6 +27,8 @@ from zoo.shards import plan_digest
 from zoo.verify_shard import check_shard, first_problems, one_line
 
 GENERATED = "generated"
+CLIENT_NAMES = (".git", ".gitattributes", ".cache")
+"""What git and the Hub's client put into a folder that they downloaded; no part of the dataset."""
 
 
 def verify_dataset(folder: Path | str) -> list[str]:
@@ -72,7 +74,8 @@ def verify_dataset(folder: Path | str) -> list[str]:
 
 def _check_files(folder: Path, digests: dict[str, str]) -> list[str]:
     """Compare the files with SHA256SUMS."""
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {CHECKSUMS}
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    found = {path.as_posix() for path in paths if path.parts[0] not in CLIENT_NAMES} - {CHECKSUMS}
     problems = [f"{name}: listed in {CHECKSUMS} but missing" for name in sorted(digests.keys() - found)]
     problems += [f"{name}: not listed in {CHECKSUMS}" for name in sorted(found - digests.keys())]
 

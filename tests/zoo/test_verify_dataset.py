@@ -90,6 +90,15 @@ class TestFiles:
             "mnist/other.parquet: not listed in SHA256SUMS",
         ]
 
+    def test_what_clients_and_dead_writers_leave(self, copy: Path) -> None:
+        (copy / ".cache" / "huggingface").mkdir(parents=True)
+        (copy / ".cache" / "huggingface" / "README.md.metadata").write_text("")
+        (copy / ".gitattributes").write_text("")
+        assert verify_dataset(copy) == []
+        leftover = f"mnist/.tmp-{'0' * 32}"
+        (copy / leftover).write_text("")
+        assert verify_dataset(copy) == [f"{leftover}: not listed in SHA256SUMS"]
+
     def test_a_shard_that_the_card_does_not_name(self, copy: Path) -> None:
         shutil.copy(shard(copy), copy / "mnist" / "train-00001-of-00002-00000000.parquet")
         seal(copy)
