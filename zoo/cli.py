@@ -7,11 +7,12 @@ Exit codes: 0 done, 1 a check failed, 2 bad input (one line says which), 3 some 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from generators.errors import InputError
-from zoo import commands
+from zoo import commands, commands_nfn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
 
     generate = _command(group, "generate", commands.generate, "start a sweep, or go on with it")
     _config_arguments(generate)
-    generate.add_argument("--sweep-dir", required=True, metavar="DIR", help="folder of the sweep, or s3://bucket/folder")
+    generate.add_argument(
+        "--sweep-dir", required=True, metavar="DIR", help="folder of the sweep, or s3://bucket/folder"
+    )
     generate.add_argument("--data-dir", type=Path, metavar="D", help="folder of the task's data files")
     generate.add_argument("--workers", type=int, metavar="N", help="populations at once; 0: in this process, no Ray")
     generate.add_argument("--address", metavar="A", help="a running Ray cluster, or auto; default: this machine alone")
@@ -124,6 +127,10 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--gpus", type=int, metavar="N", help="forecast for so many GPUs of --gpu-rate each")
     bench.add_argument("--gpu-rate", type=float, metavar="R", help="run-steps per second of one GPU")
     _json_argument(bench)
+
+    nfn = group.add_parser("nfn", help="neural functional networks: train, predict, benchmark")
+    nfn_group = nfn.add_subparsers(metavar="COMMAND", required=True)
+    commands_nfn.add_commands(partial(_command, nfn_group))
     return top
 
 
