@@ -41,9 +41,9 @@ ROW_GROUP_ROWS = 100
 best 2 % of 6,000 rows lie in an eighth of the bytes."""
 ROW_GROUP_BYTES = 100_000_000
 """What the Hub's viewer takes at most; `zoo verify` checks the written footers against it."""
-GATHER_ROWS = 10 * ROW_GROUP_ROWS
-"""Rows whose weights are in memory at once, in each thread: 74 MB of MNIST."""
-SHARDS_IN_FLIGHT = 8
+GATHER_ROWS = 5 * ROW_GROUP_ROWS
+"""Rows whose weights are in memory at once, in each thread: 37 MB of MNIST."""
+SHARDS_IN_FLIGHT = 4
 """Shards handed to the executor at once; each brings its scalars and curves, about 10 MB."""
 INDEX_ROW_GROUP_ROWS = 100_000
 INDEX_OPTIONS = {"compression": "zstd", "write_page_index": True}

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # ahead of tests/, which has folders of the same names
 
 import numpy as np
 import pytest
