@@ -88,7 +88,7 @@ class Hyperparameters:
         raise InputError(f"{field}: found {getattr(self, field)!r}, expected {expected}")
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def canonical_json(self) -> str:
         """Return the one JSON text of these values: sorted keys, no spaces, floats in shortest round-trip form."""
