@@ -18,7 +18,9 @@ from large_sweep import write_large_sweep
 from generators.architecture import tensor_table
 from generators.hyperparameters import Hyperparameters
 from zoo import shards
-from zoo.errors import DatasetError, StoreError
+from zoo.cluster import InProcess, connect
+from zoo.errors import DatasetError, StoreError, ZooError
+from zoo.executor import ClusterExecutor
 from zoo.schema import CURVES, HYPERPARAMETER_NAMES, tensor_paths, tensor_values
 from zoo.shards import ROW_GROUP_BYTES, Tables, write_shards
 from zoo.splits import split_of
@@ -221,6 +223,16 @@ class TestEqualBytes:
         assert contents(tmp_path) == contents(written[0])
         assert elsewhere.most == 3
 
+    def test_nor_does_a_ray_cluster(
+        self, large: Store, written: tuple[Path, Tables], tmp_path: Path, ray_address: str
+    ) -> None:
+        cluster = connect(2, ray_address)
+        try:
+            write_shards([large], tmp_path, ClusterExecutor(cluster), shard_bytes=2_500_000, progress=False)
+        finally:
+            cluster.close()
+        assert contents(tmp_path) == contents(written[0])
+
     def test_order_and_repetition_of_sweeps_do_not_matter(self, tmp_path: Path) -> None:
         one = write_large_sweep(tmp_path / "one", 8, epochs=2, labels=("0", "2"))
         other = write_large_sweep(tmp_path / "other", 4, epochs=2, labels=("best",))
@@ -273,6 +285,12 @@ class TestRefusals:
             store.unseal(population)
         with pytest.raises(DatasetError, match="found no sealed checkpoint"):
             write_shards([store], tmp_path / "out", progress=False)
+
+    def test_a_task_that_fails_on_a_cluster(self, tmp_path: Path) -> None:
+        store = write_large_sweep(tmp_path / "sweep", 2, epochs=1, labels=("0",))
+        (tmp_path / "out").write_text("a file where the folder should be")
+        with pytest.raises(ZooError, match=r"a task of the cluster failed \(.*\): .*Error: "):
+            write_shards([store], tmp_path / "out", ClusterExecutor(InProcess()), progress=False)
 
     def test_an_error_of_a_worker_leaves_no_temporary_file(
         self, large: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
