@@ -38,7 +38,8 @@ DATA_SOURCES = {
     "mnist": "MNIST: Y. LeCun, C. Cortes, C. J. C. Burges; CC BY-SA 3.0.",
     "ag_news": (
         "AG News: AG's corpus of news articles (A. Gulli), free for any non-commercial use; the four classes are those "
-        "of X. Zhang, J. Zhao, Y. LeCun, NeurIPS 2015. Word vectors of Google News: Apache License 2.0."
+        "of X. Zhang, J. Zhao, Y. LeCun, NeurIPS 2015. Word vectors of Google News, where "
+        "they are used: Apache License 2.0."
     ),
 }
 """Sources and licences of the data that the models were trained on."""
@@ -168,7 +169,7 @@ def _recipe(tables: Tables) -> str:
         used = {run.optimizer for run in plan.runs}
         lines.append(
             f"- `{plan.task}` ({plan.origin}, {len(plan.runs):,} runs planned): {run.epochs} epochs, "
-            f"batch {run.batch_size}, {run.warmup_epochs} epochs of linear warm-up, then a cosine to "
+            f"batch {run.batch_size}, linear warm-up over {run.warmup_epochs}, then a cosine to "
             f"{run.min_learning_rate:g}; optimizers {', '.join(name for name in OPTIMIZERS if name in used)}; "
             f"initialisation {run.initialisation}; best epoch by {run.best_by} accuracy; "
             f"epoch labels {', '.join(plan.labels)}"
@@ -203,7 +204,7 @@ def _data(task: str, provenance: dict[str, Any]) -> str:
             f"{key} {value}" for key, value in origin["word_vectors"].items() if not isinstance(value, dict)
         )
         line += (
-            f" Texts are {origin['tokens']}; {cut['train']:.2%} of the training texts and {cut['test']:.2%} of the "
+            f" Texts: {origin['tokens']}; {cut['train']:.2%} of the training texts and {cut['test']:.2%} of the "
             f"test texts have more than {origin['max_tokens']} tokens and were cut; {unknown['train']:.2%} and "
             f"{unknown['test']:.2%} of their tokens have no vector. "
             f"Word vectors of {origin['vocabulary']:,} words: {vectors}."

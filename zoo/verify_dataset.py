@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import yaml
 from datasets import Features
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard
@@ -49,7 +50,7 @@ def verify_dataset(folder: Path | str) -> list[str]:
     try:
         card = _Card.read(folder)
         plans, found = _read_plans(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         return [*problems, f"{CARD} or {PROVENANCE}: cannot be read ({one_line(error)})"]
     problems += found + _check_card(card, digests)
     named = {path: (task, split) for task, files in card.files.items() for split, path in files}
