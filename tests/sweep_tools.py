@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -104,7 +105,8 @@ def assert_undisturbed(sweep: Path | str, expected: dict[str, Any]) -> None:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["sweep_tools"])
+# Imported once, in the process that the others are forked from; it does not know the path of the tests themselves.
+CONTEXT.set_forkserver_preload(["torch", "ray", "pyarrow.parquet", "zoo.sweep"])
 
 
 def start(target: Callable[..., None], *arguments: Any) -> Any:
@@ -116,7 +118,19 @@ def start(target: Callable[..., None], *arguments: Any) -> Any:
 
 def kill(process: Any, number: int = signal.SIGKILL) -> None:
     """Send a signal to a driver and all processes that it has started."""
-    os.killpg(process.pid, number)
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:  # it does not lead its group yet, or has ended
+        os.kill(process.pid, number)
+
+
+def kill_when(process: Any, fulfilled: Callable[[], bool]) -> None:
+    """Kill a driver as soon as something is so; fails if the driver ends before."""
+    while not fulfilled():
+        assert process.is_alive(), "the driver ended before"
+        time.sleep(0.001)
+    kill(process)
+    process.join()
 
 
 def drive(config: SweepConfig, sweep: Path | str, data_dir: Path, workers: int = 0, address: str | None = None) -> None:

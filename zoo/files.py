@@ -54,6 +54,12 @@ class LocalStorage:
         temporary.write_bytes(content)
         temporary.rename(path)
 
+    def settle(self, folder: str) -> None:
+        path = self.root / folder
+        while path != self.root:
+            path = path.parent
+            _flush_folder(path)
+
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
 

@@ -78,6 +78,9 @@ class ObjectStorage:
                 return True
         raise conflict
 
+    def settle(self, folder: str) -> None:
+        """There are no folders."""
+
     def exists(self, name: str) -> bool:
         return self._files.exists(self._key(name))
 

@@ -46,6 +46,10 @@ class Storage(Protocol):
         """Create or replace a small content whose loss in a power cut harms nobody, at less cost."""
         ...
 
+    def settle(self, folder: str) -> None:
+        """Make sure that a folder is still there after a power cut, whoever has made it and those above it."""
+        ...
+
     def exists(self, name: str) -> bool: ...
 
     def children(self, folder: str) -> list[str]:

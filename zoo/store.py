@@ -192,6 +192,7 @@ class Store:
     def seal(self, commit: Commit) -> bool:
         """Seal a population, unless it is sealed already; return whether this commit is the one that counts."""
         name, content = _commit_name(commit.population), commit.to_json().encode()
+        self.storage.settle(_attempt_name(commit.population, commit.attempt))
         # A put whose answer was lost is repeated below us, and then finds its own content.
         won = self.storage.put_if_absent(name, content) or self.storage.read(name) == content
         if not won:

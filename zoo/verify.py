@@ -19,7 +19,17 @@ from zoo.data_record import EMBEDDING, RECORD, VOCABULARY, read_data_record
 from zoo.errors import StoreError, ZooError
 from zoo.plan import Plan, Population
 from zoo.stacked import CHECKPOINT_FORMAT, safetensors_header
-from zoo.store import METRICS_FILE, STATE_FOLDER, Commit, FileRecord, Store, checkpoint_file, state_is_whole
+from zoo.store import (
+    METRICS_FILE,
+    SIGN_FILE,
+    STATE_FOLDER,
+    STOP_FILE,
+    Commit,
+    FileRecord,
+    Store,
+    checkpoint_file,
+    state_is_whole,
+)
 
 FOLDERS = ("commits", "data", "plans", "populations", "quarantine", "removed")
 DATA_FILES = (EMBEDDING, RECORD, VOCABULARY)
@@ -138,7 +148,7 @@ def _check_population(store: Store, population: Population, plan: Plan) -> Itera
     for missing in sorted(expected - commit.files.keys()):
         yield Problem(name, f"files: {missing} is missing, expected a record of it", id_)
     folder = f"populations/{id_}/{commit.attempt}"
-    for foreign in sorted(set(store.storage.children(folder)) - commit.files.keys()):
+    for foreign in sorted(set(store.storage.children(folder)) - commit.files.keys() - {SIGN_FILE, STOP_FILE}):
         yield Problem(f"{folder}/{foreign}", "foreign, expected the files of the commit only")
     for file, record in commit.files.items():
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sweep_tools import assert_undisturbed, block, drive, kill, rows, start, tiny
+from sweep_tools import assert_undisturbed, block, drive, kill_when, rows, start, tiny
 
 from zoo import driver as driver_module
 from zoo.cluster import Failure, FailureKind
@@ -83,10 +83,7 @@ def test_after_a_kill_the_same_command_redoes_nothing_and_misses_nothing(
     # ray#27790: what exists is decided by commits alone.
     process = start(drive, tiny(), tmp_path / "s", digits_dir)
     store = Store(tmp_path / "s")
-    while not store.sealed():
-        time.sleep(0.002)
-    kill(process)
-    process.join()
+    kill_when(process, lambda: bool(store.sealed()))
     sealed = store.sealed()
     commits = {id_: store.storage.read(f"commits/{id_}.json") for id_ in sealed}
     run(tiny(), tmp_path / "s", digits_dir)
@@ -414,10 +411,7 @@ def test_attempts_of_a_driver_that_was_killed_are_taken_over_at_once(
 ) -> None:
     process = start(drive, tiny(), tmp_path / "s", digits_dir)
     store = Store(tmp_path / "s")
-    while not (store.begun() and store.states(store.begun()[0])):
-        time.sleep(0.002)
-    kill(process)
-    process.join()
+    kill_when(process, lambda: any(store.states(p) for p in store.begun()))
     run(tiny(), tmp_path / "s", digits_dir)
     assert_undisturbed(tmp_path / "s", expected)
 
