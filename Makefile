@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	@BIN="$(BIN)" tests/demo.sh "$(DEMO)"
 
 test: $(VENV)/.dev
-	"$(BIN)/python" -m pytest $(ARGS)
+	"$(BIN)/python" -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev
 	"$(BIN)/ruff" format --check .
