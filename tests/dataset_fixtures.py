@@ -7,11 +7,14 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
-from dataset_tools import CLASSES, NAME, CountingFiles, Stored, grid_block, read_stored, train
+from dataset_tools import CLASSES, NAME, ROWS_A_GROUP, CountingFiles, Stored, grid_block, read_stored, train
+from large_sweep import write_large_sweep
 
+from zoo import shards
 from zoo.builder import build
-from zoo.dataset import Zoo
+from zoo.dataset import Zoo, open_zoo
 from zoo.reading import Source
 
 
@@ -87,3 +90,26 @@ def counted() -> Callable[[Path], tuple[Zoo, CountingFiles]]:
         return Zoo(Source(files, str(folder), folder.name)), files
 
     return opened
+
+
+@pytest.fixture(scope="session")
+def zoo(dataset: Path) -> Zoo:
+    """`dataset`, opened."""
+    return open_zoo(dataset)
+
+
+@pytest.fixture(scope="session")
+def frame(zoo: Zoo) -> pd.DataFrame:
+    """The index as pandas has it."""
+    return zoo.index.to_pandas()
+
+
+@pytest.fixture(scope="session")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,280 checkpoints, 95 MB of weights, in row groups of 20."""
+    folder = tmp_path_factory.mktemp("grouped")
+    write_large_sweep(folder / "sweep", 320, epochs=4, labels=("0", "2", "4", "best"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shards, "ROW_GROUP_ROWS", ROWS_A_GROUP)
+        build([folder / "sweep"], folder / "zoo", progress=False)
+    return folder / "zoo"

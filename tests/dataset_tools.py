@@ -9,11 +9,14 @@ from fsspec.implementations.local import LocalFileSystem
 from safetensors.numpy import load
 
 from zoo.config import parse_config
+from zoo.dataset import Checkpoints
 from zoo.store import METRICS_FILE, Store, checkpoint_file
 from zoo.sweep import generate
 
 NAME = "small-transformer-zoo"
 LABELS = ("0", "1", "2", "best")
+ROWS_A_GROUP = 20
+"""So that the small dataset of the byte counts has as many row groups a row as a large one."""
 CLASSES = ("World", "Sports", "Business", "Science")
 
 
@@ -62,6 +65,11 @@ def read_stored(sweep: Path) -> tuple[Stored, dict[str, dict[str, Any]]]:
                 for row, run_id in enumerate(kept):
                     tensors[f"{run_id}-{label}"] = {name: values[row] for name, values in stacked.items()}
     return tensors, metrics
+
+
+def ids(checkpoints: Checkpoints) -> list[str]:
+    """Return the checkpoint_ids of a selection, in its order."""
+    return checkpoints.metadata["checkpoint_id"].to_pylist()
 
 
 class CountingFiles(LocalFileSystem):

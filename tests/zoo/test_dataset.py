@@ -1,5 +1,4 @@
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,53 +7,17 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from dataset_tools import CountingFiles, Stored
+from dataset_tools import CountingFiles, Stored, ids
 from datasets import load_dataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from large_sweep import write_large_sweep
-from loopback_hub import LoopbackHub
 
 from generators.architecture import SmallTransformer, tensor_table
-from zoo import shards
-from zoo.builder import build
-from zoo.dataset import Checkpoints, Zoo, open_zoo
+from zoo.dataset import Zoo, open_zoo
 from zoo.errors import DatasetError
-from zoo.filters import parse_filter
 from zoo.reading import Source
 
-pytest_plugins = ["dataset_fixtures", "loopback_fixtures"]
+pytest_plugins = ["dataset_fixtures"]
 
-REPO = "user/small-transformer-zoo"
 TENSORS = [spec.name for spec in tensor_table("mnist")]
-ROWS_A_GROUP = 20
-"""So that the small dataset of the byte counts has as many row groups a row as a large one."""
-
-
-@pytest.fixture(scope="module")
-def zoo(dataset: Path) -> Zoo:
-    return open_zoo(dataset)
-
-
-@pytest.fixture(scope="module")
-def frame(zoo: Zoo) -> pd.DataFrame:
-    """The index as pandas has it."""
-    return zoo.index.to_pandas()
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,280 checkpoints, 95 MB of weights, in row groups of 20."""
-    folder = tmp_path_factory.mktemp("large")
-    write_large_sweep(folder / "sweep", 320, epochs=4, labels=("0", "2", "4", "best"))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shards, "ROW_GROUP_ROWS", ROWS_A_GROUP)
-        build([folder / "sweep"], folder / "zoo", progress=False)
-    return folder / "zoo"
-
-
-def ids(checkpoints: Checkpoints) -> list[str]:
-    return checkpoints.metadata["checkpoint_id"].to_pylist()
 
 
 def equal_to_stored(tensors: dict[str, torch.Tensor], names: list[str], stored: Stored) -> bool:
@@ -149,10 +112,10 @@ class TestCheckpoints:
         assert ids(chosen) == [ids(zoo.checkpoints())[row] for row in (7, 3, 3, 90, 0)]
         assert equal_to_stored(chosen.tensors(), ids(chosen), stored)
 
-    def test_row_groups_of_another_size(self, large: Path) -> None:
-        chosen = open_zoo(large).checkpoints(filters=[("epoch_label", "==", "2")])
+    def test_row_groups_of_another_size(self, grouped: Path) -> None:
+        chosen = open_zoo(grouped).checkpoints(filters=[("epoch_label", "==", "2")])
         stack = chosen.tensors()["classifier.fc1.bias"]
-        paths = sorted(large.glob("mnist/*.parquet"))
+        paths = sorted(grouped.glob("mnist/*.parquet"))
         expected = {}
         for path in paths:
             for row in pq.read_table(path, columns=["checkpoint_id", "classifier.fc1.bias"]).to_pylist():
@@ -211,8 +174,8 @@ class TestCheckpoints:
 
 class TestStream:
     @pytest.mark.parametrize("seed", [None, 0])
-    def test_every_row_once_with_its_own_weights(self, large: Path, seed: int | None) -> None:
-        chosen = open_zoo(large).checkpoints(split="train", components=["classifier"])
+    def test_every_row_once_with_its_own_weights(self, grouped: Path, seed: int | None) -> None:
+        chosen = open_zoo(grouped).checkpoints(split="train", components=["classifier"])
         biases = dict(zip(ids(chosen), chosen.tensors()["classifier.fc1.bias"], strict=True))
         seen = []
         for metadata, tensors in chosen.stream(seed):
@@ -223,96 +186,14 @@ class TestStream:
         assert sorted(seen) == sorted(ids(chosen))
         assert (seen == ids(chosen)) == (seed is None)
 
-    def test_a_seed_names_an_order_and_mixes_accuracies(self, large: Path) -> None:
-        chosen = open_zoo(large).checkpoints(split="train", components=["classifier"])
+    def test_a_seed_names_an_order_and_mixes_accuracies(self, grouped: Path) -> None:
+        chosen = open_zoo(grouped).checkpoints(split="train", components=["classifier"])
         orders = [[m["checkpoint_id"].to_pylist() for m, _ in chosen.stream(seed)] for seed in (1, 1, 2)]
         assert orders[0] == orders[1] != orders[2]
         spread = [np.ptp(metadata["test_accuracy"].to_numpy()) for metadata, _ in chosen.stream(1)]
         sorted_spread = [np.ptp(metadata["test_accuracy"].to_numpy()) for metadata, _ in chosen.stream()]
         assert len(spread) * 8 >= len(sorted_spread) > 8
         assert np.median(spread) > 5 * np.median(sorted_spread)
-
-
-class TestFilters:
-    def conditions(self, frame: pd.DataFrame) -> list[tuple[list, pd.Series]]:
-        accuracy = float(frame.test_accuracy.median())
-        return [
-            ([("learning_rate", "==", 0.003)], frame.learning_rate == 0.003),
-            ([("learning_rate", "=", "3e-3")], frame.learning_rate == 0.003),
-            ([("epoch_label", "==", 1)], frame.epoch_label == "1"),
-            ([("epoch", "<=", "1")], frame.epoch <= 1),
-            ([("optimizer", "in", ["sgd", "adam"])], frame.optimizer.isin(["sgd", "adam"])),
-            ([("optimizer", "not in", ("sgd", "adam"))], ~frame.optimizer.isin(["sgd", "adam"])),
-            ([("optimizer", "in", [])], frame.optimizer == "none"),
-            ([("epoch", "<", 1.5)], frame.epoch < 1.5),
-            ([("epoch", "in", (0, 2))], frame.epoch.isin([0, 2])),
-            ([("train_accuracy", "!=", 2)], frame.train_accuracy.notna()),
-            (
-                [("test_accuracy", ">", accuracy), ("epoch_label", "!=", "best")],
-                (frame.test_accuracy > accuracy) & (frame.epoch_label != "best"),
-            ),
-            (
-                [[("test_accuracy", ">", accuracy)], [("seed", "==", 3), ("init_std", "<", 0.25)]],
-                (frame.test_accuracy > accuracy) | (frame.init_std < 0.25),
-            ),
-        ]
-
-    def test_mean_what_pandas_means(self, zoo: Zoo, frame: pd.DataFrame) -> None:
-        for filters, chosen in self.conditions(frame):
-            expected = frame[chosen & frame.file.notna()]
-            assert ids(zoo.checkpoints(filters=filters)) == expected.checkpoint_id.tolist(), filters
-
-    def test_mean_what_datasets_means(self, dataset: Path, zoo: Zoo, frame: pd.DataFrame, hf_cache: Path) -> None:
-        for filters, _ in self.conditions(frame)[-2:]:
-            found = load_dataset(str(dataset), "mnist", split="train", streaming=True, filters=filters)
-            found = found.select_columns(["checkpoint_id"])
-            assert [row["checkpoint_id"] for row in found] == ids(zoo.checkpoints(split="train", filters=filters))
-
-    @pytest.mark.parametrize(
-        ("filters", "message"),
-        [
-            ([("accuracy", ">", 0.5)], "filters: found 'accuracy', expected one of run_id, "),
-            ([("test_accuracy", "=>", 0.5)], "filters: test_accuracy: operator: found '=>', expected one of =="),
-            ([("test_accuracy", ">", "high")], "filters: test_accuracy: found 'high', expected a value of type double"),
-            ([("epoch", "==", "1.5")], "filters: epoch: found '1.5', expected a value of type int64"),
-            ([("test_accuracy", ">", None)], "filters: test_accuracy: found None, expected a value of type double"),
-            ([("optimizer", "==", True)], "filters: optimizer: found True, expected a value of type string"),
-            ([("test_accuracy", ">", [1])], "filters: test_accuracy: found \\[1\\], expected a value of type double"),
-            ([("optimizer", "in", "adam")], "filters: optimizer in: found the text 'adam', expected a list of values"),
-        ],
-    )
-    def test_mistakes_are_named(self, zoo: Zoo, filters: list, message: str) -> None:
-        with pytest.raises(DatasetError, match=message):
-            zoo.checkpoints(filters=filters)
-
-    @pytest.mark.parametrize(
-        ("text", "condition"),
-        [
-            ("test_accuracy>=0.9", ("test_accuracy", ">=", "0.9")),
-            ("epoch_label == best", ("epoch_label", "==", "best")),
-            ("epoch=0", ("epoch", "=", "0")),
-            ("l2<1e-6", ("l2", "<", "1e-6")),
-            ("status!=diverged", ("status", "!=", "diverged")),
-            ("optimizer in adam, sgd", ("optimizer", "in", ["adam", "sgd"])),
-            ("optimizer not in adam", ("optimizer", "not in", ["adam"])),
-        ],
-    )
-    def test_texts(self, text: str, condition: tuple[str, str, Any]) -> None:
-        assert parse_filter(text) == condition
-
-    @pytest.mark.parametrize("text", ["", "best", "epoch_label==", ">=0.5", "a~b"])
-    def test_texts_that_are_no_condition(self, text: str) -> None:
-        with pytest.raises(DatasetError, match="expected column, operator and value"):
-            parse_filter(text)
-
-    @given(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), st.floats(0, 1))
-    @settings(max_examples=30, deadline=None)
-    def test_texts_and_numbers_choose_the_same(self, large: Path, operator: str, value: float) -> None:
-        index = open_zoo(large).index
-        zoo = Zoo.__new__(Zoo)
-        zoo.__dict__ |= {"index": index, "_configs": {"mnist": {}, "index": {}}}
-        by_text = zoo.checkpoints(filters=[parse_filter(f"test_accuracy{operator}{value!r}")])
-        assert ids(by_text) == ids(zoo.checkpoints(filters=[("test_accuracy", operator, value)]))
 
 
 class TestHoldOut:
@@ -379,146 +260,3 @@ class TestOpen:
             source.parquet("mnist/none.parquet")
         with pytest.raises(DatasetError, match=r"zoo: README\.md: not a readable Parquet file"):
             source.parquet("README.md")
-
-
-def shard_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("mnist/*.parquet"))
-
-
-def best(zoo: Zoo, share: float) -> Checkpoints:
-    """The best of all checkpoints."""
-    whole = zoo.checkpoints()
-    return whole.take(np.arange(int(len(whole) * share)))
-
-
-def needed(folder: Path, chosen: Checkpoints) -> int:
-    """Bytes of the row groups and columns that hold a selection."""
-    total = 0
-    places = set(zip(chosen.metadata["file"].to_pylist(), chosen.metadata["row_group"].to_pylist(), strict=True))
-    for file, group in places:
-        row_group = pq.read_metadata(folder / file).row_group(group)
-        columns = map(row_group.column, range(row_group.num_columns))
-        wanted = chosen.tensors().keys()
-        total += sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".list")[0] in wanted)
-    return total
-
-
-def footers(folder: Path) -> int:
-    return sum(pq.read_metadata(path).serialized_size + 8 for path in folder.glob("mnist/*.parquet"))
-
-
-class TestBytes:
-    """What is read, in bytes: local files that count, and the loopback Hub that counts what it sends."""
-
-    def test_the_best_two_percent(self, large: Path, counted: Callable[[Path], tuple[Zoo, CountingFiles]]) -> None:
-        zoo, files = counted(large)
-        chosen = best(zoo, 0.02)
-        assert len(chosen.tensors()["classifier.fc1.bias"]) == 25
-        read = sum(count for name, count in files.read.items() if not name.startswith("index"))
-        assert read < 0.10 * shard_bytes(large)
-        assert read <= needed(large, chosen) + 2 * footers(large)
-
-    def test_one_component_reads_only_its_columns(
-        self, large: Path, counted: Callable[[Path], tuple[Zoo, CountingFiles]]
-    ) -> None:
-        zoo, files = counted(large)
-        chosen = zoo.checkpoints(components=["embedding"])
-        chosen.tensors()
-        read = sum(count for name, count in files.read.items() if not name.startswith("index"))
-        assert read < 0.10 * shard_bytes(large)
-
-    def test_metadata_questions_read_no_shard(
-        self, large: Path, counted: Callable[[Path], tuple[Zoo, CountingFiles]]
-    ) -> None:
-        zoo, files = counted(large)
-        assert len(zoo.checkpoints(filters=[("test_accuracy", ">", 0.5)])) > 0
-        assert zoo.index.num_rows == 1280
-        assert all(name.startswith("index") or name == "README.md" for name in files.read)
-        assert sum(files.read.values()) < 1_000_000
-
-    def test_a_stream_that_stops_has_read_no_further(
-        self, large: Path, counted: Callable[[Path], tuple[Zoo, CountingFiles]]
-    ) -> None:
-        zoo, files = counted(large)
-        chosen = zoo.checkpoints(split="train")
-        metadata, _ = next(chosen.stream())
-        assert len(metadata) == ROWS_A_GROUP
-        read = sum(count for name, count in files.read.items() if not name.startswith("index"))
-        assert read <= needed(large, chosen.take(np.arange(ROWS_A_GROUP))) + 2 * footers(large)
-
-
-class TestHub:
-    def test_a_selection_fetches_its_row_groups_and_no_more(self, large: Path, hub: LoopbackHub) -> None:
-        hub.upload(REPO, large)
-        zoo = open_zoo(REPO)
-        hub.counters.reset()
-        chosen = best(zoo, 0.02)
-        assert hub.counters.sent() < 1_000_000  # metadata alone
-        assert hub.counters.sent(file="mnist/*") == 0
-        found = chosen.tensors()
-        sent = hub.counters.sent(file="mnist/*")
-        assert sent < 0.10 * shard_bytes(large)
-        local = best(open_zoo(large), 0.02)
-        assert sent <= needed(large, local) + 2 * footers(large)
-        assert ids(chosen) == ids(local)
-        assert all(torch.equal(found[name], values) for name, values in local.tensors().items())
-
-    def test_streams_and_components_read_no_further(self, large: Path, hub: LoopbackHub) -> None:
-        hub.upload(REPO, large)
-        chosen = open_zoo(REPO).checkpoints(split="train", components=["classifier"])
-        hub.counters.reset()
-        next(chosen.stream(seed=0, groups=1))
-        assert hub.counters.sent(file="mnist/*") < 0.02 * shard_bytes(large) + 2 * footers(large)
-
-    def test_a_revision_is_pinned_when_it_is_opened(self, dataset: Path, two_tasks: Path, hub: LoopbackHub) -> None:
-        first = hub.upload(REPO, dataset)
-        zoo = open_zoo(REPO)
-        stale = tuple(name for name in hub.files(REPO) if name.startswith(("mnist/", "index/")))
-        hub.put(
-            REPO,
-            {
-                path.relative_to(two_tasks).as_posix(): path.read_bytes()
-                for path in two_tasks.rglob("*")
-                if path.is_file()
-            },
-            delete=stale,
-        )
-        for opened in (zoo, open_zoo(REPO, revision=first), open_zoo(f"hf://datasets/{REPO}@{first}")):
-            assert opened.tasks == ["mnist"]
-            assert len(opened.checkpoints().tensors()["classifier.fc1.bias"]) == len(opened.checkpoints())
-        assert open_zoo(REPO).tasks == ["ag_news", "mnist"]
-        vectors, _ = open_zoo(REPO).embedding("ag_news")
-        assert torch.equal(vectors, open_zoo(two_tasks).embedding("ag_news")[0])
-
-    def test_what_is_not_there(self, dataset: Path, hub: LoopbackHub) -> None:
-        with pytest.raises(DatasetError, match="found no dataset of this name and revision"):
-            open_zoo("user/other")
-        hub.upload(REPO, dataset)
-        with pytest.raises(DatasetError, match=r"revision \(v9\)"):
-            open_zoo(REPO, revision="v9")
-
-    def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(DatasetError, match=r"found no folder, and http://127\.0\.0\.1:9 could not be asked"):
-            open_zoo(REPO)
-
-
-def test_datasets_reads_the_hub_by_row_groups(large: Path, hub: LoopbackHub) -> None:
-    """load_dataset from the Hub, streaming with filters and columns and not, in a process that knows only this Hub."""
-    hub.upload(REPO, large)
-    threshold = float(open_zoo(large).checkpoints(split="train").metadata["test_accuracy"][17].as_py())
-    hub.counters.reset()
-    program = f"""
-import json
-from datasets import load_dataset
-rows = load_dataset({REPO!r}, "mnist", split="train", streaming=True,
-                    columns=["checkpoint_id", "test_accuracy", "classifier.fc2.weight"],
-                    filters=[("test_accuracy", ">=", {threshold!r})])
-streamed = [row["checkpoint_id"] for row in rows]
-index = load_dataset({REPO!r}, "index", split="train")
-print(json.dumps([streamed, len(index)]))
-"""
-    streamed, rows = hub.run(program)
-    assert sorted(streamed) == sorted(ids(open_zoo(large).checkpoints(split="train"))[: len(streamed)])
-    assert len(streamed) == 18 and rows == 1280
-    assert hub.counters.sent(file="mnist/*") < 0.10 * shard_bytes(large)

@@ -10,16 +10,11 @@ from safetensors.torch import load_file
 
 from generators.architecture import SmallTransformer, tensor_table
 from zoo import select as module
-from zoo.dataset import Zoo, open_zoo
+from zoo.dataset import Zoo
 from zoo.errors import DatasetError
 from zoo.select import select, write_checkpoint
 
 pytest_plugins = ["dataset_fixtures"]
-
-
-@pytest.fixture(scope="module")
-def zoo(dataset: Path) -> Zoo:
-    return open_zoo(dataset)
 
 
 def header(path: Path) -> dict:
