@@ -1,5 +1,7 @@
 """What a predictor is trained on: the weights of checkpoints as one matrix, and what is known of each."""
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,13 +63,20 @@ class WeightData:
         """Choose the checkpoints whose test accuracy is `threshold` or more."""
         return self.select(np.flatnonzero(self.accuracy.numpy() >= threshold))
 
+    def digest(self) -> str:
+        """16 hexadecimal digits that name these checkpoints, their accuracies and, by their sums, their weights."""
+        digest = hashlib.sha256(json.dumps([self.task, self.names]).encode())
+        digest.update(self.accuracy.numpy().tobytes())
+        digest.update(self.weights.sum(dim=1, dtype=torch.float64).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
     def require_finite(self) -> None:
         """Raise NFNError if a weight is not a finite number, naming the checkpoint."""
         broken = (~torch.isfinite(self.weights).all(dim=1)).nonzero().flatten().tolist()
         if broken:
             raise NFNError(
-                f"{self.names[broken[0]]}: found a weight that is not a finite number ({len(broken)} such checkpoints), "
-                f"expected finite weights; leave it out of the selection"
+                f"{self.names[broken[0]]}: found a weight that is no finite number ({len(broken)} such checkpoints); "
+                f"leave it out of the selection"
             )
 
 
@@ -83,10 +92,11 @@ class Splits:
         """Raise NFNError where a part is too small or too uniform for a rank correlation."""
         for name in SHARES:
             part: WeightData = getattr(self, name)
-            if len(part) < 2 or len(part.accuracy.unique()) < 2:
+            different = len(part.accuracy.unique())
+            if different < 2:
                 raise NFNError(
-                    f"{name} part: found {len(part)} checkpoints of {len(part.accuracy.unique())} different accuracies, "
-                    f"expected at least 2 of each; use more runs, a lower threshold or another epoch label"
+                    f"{name} part: found {len(part)} checkpoints of {different} different accuracies, expected 2 or "
+                    f"more of each; use more runs, a lower threshold or another epoch label"
                 )
 
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class Recipe:
                 raise NFNError(f"{name}: found {getattr(self, name)!r}, expected {expected}")
 
 
+PAPER = Recipe()
 QUICK = Recipe(epochs=12, warmup_epochs=2)
 """For a first look and for demonstrations."""
 

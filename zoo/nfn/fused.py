@@ -1,9 +1,9 @@
 """An equivariant layer, ReLU on the MLP part and an invariant layer in one, without forming the weights between them.
 
-Two identities make this short. The attention part passes no ReLU, so an invariant layer's coefficients for the QK and VO
-sums of the output can be pulled back through the equivariant layer, once for all checkpoints, to coefficients for the
-sums of the input. And a sum of ReLUs is linear on its active set, which has no gradient: the sums over W_A and W_B are
-taken of the layer's input, with the active set as a constant.
+Two identities make this short. The attention part passes no ReLU, so an invariant layer's coefficients for the QK and
+VO sums of the output can be pulled back through the equivariant layer, once for all checkpoints, to coefficients for
+the sums of the input. And a sum of ReLUs is linear on its active set, which has no gradient: the sums over W_A and W_B
+are taken of the layer's input, with the active set as a constant.
 
 For checkpoints as they are, with one channel (several would need the QK and VO sums of every pair of channels).
 
@@ -42,7 +42,7 @@ def invariant_of_equivariant(
 
 
 def _pull_back(layer: EquivariantLayer, coefficients: Tensor) -> Tensor:
-    """Coefficients [L, E, C, D*D + D] of the QK sum and the VO row sums behind the layer -> those before it, without C."""
+    """Coefficients [L, E, C, D*D + D] of QK sum and VO row sums behind the layer -> those before it, without C."""
     d = layer.space.width
     qk, vo_rows = coefficients[..., : d * d].unflatten(-1, (d, d)), coefficients[..., d * d :]
     qk = torch.einsum("lcpx,lecpq,lcqy->lexy", layer.mix_q[:, :, :, 0], qk, layer.mix_k[:, :, :, 0])

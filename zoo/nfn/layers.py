@@ -19,6 +19,7 @@ from zoo.nfn.weight_space import EncoderWeights, WeightSpace
 
 BY_COORDINATE = ("q", "k", "v", "b", "b_bias")
 """Outputs whose coefficients depend on a coordinate of the output."""
+WHOLE_BLOCK_GAIN = 0.1
 
 
 def pooled_sizes(width: int) -> dict[str, int]:
@@ -138,9 +139,11 @@ class EquivariantLayer(nn.Module):
     def _by_output(self, coefficients: Tensor) -> dict[str, Tensor]:
         """Split dimension 1 into the outputs that it serves."""
         e, d = self.channels_out, self.space.width
-        a, a_bias, b, *b_bias = coefficients.tensor_split([e, 2 * e, e * (2 + d)], dim=1)
+        a, a_bias, b, b_bias = coefficients.tensor_split([e, 2 * e, e * (2 + d)], dim=1)
         outputs = {"a": a, "a_bias": a_bias, "b": b.unflatten(1, (e, d))}
-        return outputs | {"b_bias": part.unflatten(1, (e, d)) for part in b_bias if part.shape[1]}
+        if b_bias.shape[1]:
+            outputs["b_bias"] = b_bias.unflatten(1, (e, d))
+        return outputs
 
     def forward(self, weights: EncoderWeights) -> EncoderWeights:
         """[L, N, C, ...] -> [L, N, E, ...]."""
@@ -202,12 +205,19 @@ def paper_coefficients(terms: dict[str, Tensor], space: WeightSpace) -> dict[str
 
 @torch.no_grad()
 def initialise(terms: dict[str, Tensor]) -> None:
-    """Xavier-normal coefficients, [L, E, (D,) C, (features)], by the true fan-in C * features and fan-out E * D; biases 0."""
+    """Draw coefficients [L, E, (D,) C, (features)]: Xavier-normal by fan-in C * features and fan-out E * D.
+
+    With two exceptions in equivariant layers, where a ReLU follows, for weights of size 1. Biases are standard normal:
+    without them the layers are homogeneous in the weights, and the LayerNorms behind them hide how large weights are.
+    Terms that read a whole block begin at a tenth: they are one number for all entries of W_A (or of a column of W_B),
+    nearly random for random weights, and at full size would alone decide which ReLUs are active.
+    """
     for name, view in terms.items():
         output, _, source = name.rpartition(".")
         if source == "bias":
-            view.zero_()
+            view.normal_(0, 1.0 if output else 0.0)
             continue
         channels = 3 if output in BY_COORDINATE else 2
         fan_out, fan_in = math.prod(view.shape[1:channels]), math.prod(view.shape[channels:])
-        view.normal_(0, math.sqrt(2 / (fan_in + fan_out)))
+        gain = WHOLE_BLOCK_GAIN if output and source in pooled_sizes(1) else 1.0
+        view.normal_(0, gain * math.sqrt(2 / (fan_in + fan_out)))

@@ -1,8 +1,8 @@
 """A predictor on disk, finished or on its way.
 
-DIR/predictor.safetensors and DIR/predictor.json are a finished predictor: tensors, and the configuration with the result.
-DIR/state.safetensors is the state after the last whole epoch; it goes when the predictor is finished. Files are replaced
-atomically, and nothing that is read can hold code.
+DIR/predictor.safetensors and DIR/predictor.json are a finished predictor: tensors, and configuration with result.
+DIR/state.safetensors is the state after the last whole epoch; it goes when the predictor is finished. Files are
+replaced atomically, and nothing that is read can hold code.
 """
 
 import json
@@ -27,7 +27,7 @@ TENSORS, CONFIG, STATE = "predictor.safetensors", "predictor.json", "state.safet
 
 @dataclass(frozen=True)
 class SavedPredictor:
-    """A predictor ready to use. config: the setting that it was trained with (as a dictionary); result: what came out."""
+    """A predictor ready to use. config: the setting of its training, as a dictionary; result: what came out."""
 
     predictor: NetworkPredictor | ForestPredictor
     config: dict[str, Any]
@@ -40,9 +40,7 @@ class SavedPredictor:
     def predict(self, data: WeightData) -> Any:
         """Return predicted accuracies [N], a numpy array. Raises NFNError for checkpoints of another task."""
         if data.task != self.task:
-            raise NFNError(
-                f"task: found checkpoints of {data.task}, expected {self.task}, which the predictor was trained on"
-            )
+            raise NFNError(f"task: found checkpoints of {data.task}, expected {self.task}, the predictor's task")
         if isinstance(self.predictor, NetworkPredictor):
             return predict_network(self.predictor, data)
         return self.predictor.predict(self.predictor.inputs(data).numpy())
@@ -168,6 +166,4 @@ def _require_same(path: Path, found: dict[str, Any], config: dict[str, Any]) -> 
     different = [name for name in expected if found.get(name) != expected[name]]
     if different:
         name = different[0]
-        raise NFNError(
-            f"{path}: {name}: found {found.get(name)!r}, expected {expected[name]!r}; choose another folder for this training"
-        )
+        raise NFNError(f"{path}: {name}: found {found.get(name)!r}, expected {expected[name]!r}; choose another folder")

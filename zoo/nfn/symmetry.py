@@ -1,8 +1,8 @@
 """What the maximal-symmetry theorem says about checkpoints (arXiv 2410.04209, theorem 3.2).
 
-Where W_Q, W_K, W_V, W_O of every head have full rank, no head is wider than the model, and the products W_Q W_K^T of the
-heads are pairwise distinct, as are the W_V W_O, two attention layers are the same function exactly when their products
-agree head by head up to one order of the heads; with P_O, up to one permutation of the columns of W_V W_O too.
+Where W_Q, W_K, W_V, W_O of every head have full rank, no head is wider than the model, and the products W_Q W_K^T of
+the heads are pairwise distinct, as are the W_V W_O, two attention layers are the same function exactly when their
+products agree head by head up to one order of the heads; with P_O, up to one permutation of the columns of W_V W_O too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,8 @@ class BlockSymmetry:
     """The theorem's assumptions for one block.
 
     smallest_singular_value: of any W_Q, W_K, W_V, W_O of a head, relative to the largest of the same matrix.
-    qk_distance, vo_distance: smallest distance of two heads' products, relative to the larger norm (infinite for one head).
+    qk_distance, vo_distance: smallest distance of two heads' products, relative to the larger norm; infinite for one
+    head.
     full_rank, distinct, narrow_heads: the three assumptions at the tolerance of `symmetry_report`.
     """
 
@@ -86,9 +87,8 @@ def same_attention_orbit(
     weights = [
         encoder_weights({name: t.double() for name, t in part.items()}, space.blocks) for part in (first, second)
     ]
-    return all(
-        _same_block(*(_products(part, space, block) for part in weights), tolerance) for block in range(space.blocks)
-    )
+    pairs = [[_products(part, space, block) for part in weights] for block in range(space.blocks)]
+    return all(_same_block(one, other, tolerance) for one, other in pairs)
 
 
 def _heads(weights: EncoderWeights, space: WeightSpace, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,7 +1,5 @@
-"""Train one predictor on a zoo: choose the epoch on the validation part, report on the test part, keep the predictor."""
+"""Train a predictor on a zoo: the validation part chooses the epoch, the test part is reported, the predictor kept."""
 
-import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,8 +10,8 @@ import numpy as np
 import torch
 
 from zoo.errors import NFNError
-from zoo.nfn.data import Splits, WeightData, load_checkpoints, settle_components, split
-from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
+from zoo.nfn.data import Splits, load_checkpoints, settle_components, split
+from zoo.nfn.fit import PAPER, FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
 from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, Predictor, make_predictor
 from zoo.nfn.saved import finished_result, load_state, save_predictor, save_state
 
@@ -38,7 +36,7 @@ class Setting:
     """Smallest test accuracy of a checkpoint that takes part, a fraction in [0, 1)."""
     resplit: bool = False
     """Split 70/15/15 anew by `seed`, after the filter (the paper's protocol), in place of the zoo's pinned splits."""
-    recipe: Recipe = Recipe()
+    recipe: Recipe = PAPER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "components", settle_components(self.task, self.components))
@@ -104,7 +102,7 @@ def train(
         seed=seed,
         threshold=threshold,
         resplit=resplit,
-        recipe=recipe or Recipe(),
+        recipe=recipe or PAPER,
     )
     splits = load_splits(dataset, setting)
     return train_on(splits, setting, device, None if out is None else Path(out), progress)
@@ -122,7 +120,7 @@ def train_on(
     splits: Splits, setting: Setting, device: str = "auto", out: Path | None = None, progress: bool = True
 ) -> TrainingResult:
     """Train on checkpoints that are in memory; see `train`."""
-    config = asdict(setting) | {"data": data_digest(splits)}
+    config = asdict(setting) | {"data": [part.digest() for part in (splits.train, splits.validation, splits.test)]}
     finished = None if out is None else finished_result(out, config)
     if finished is not None:
         return TrainingResult(**finished)
@@ -187,16 +185,6 @@ def _result(
             for name, truth, value in zip(splits.test.names, accuracy, predicted, strict=True)
         ],
     )
-
-
-def data_digest(splits: Splits) -> str:
-    """16 hexadecimal digits that name the checkpoints of all parts and their weights."""
-    digest = hashlib.sha256()
-    for part in (splits.train, splits.validation, splits.test):
-        digest.update(json.dumps(part.names).encode())
-        digest.update(part.accuracy.numpy().tobytes())
-        digest.update(part.weights.double().sum(dim=1).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def pick_device(device: str) -> torch.device:

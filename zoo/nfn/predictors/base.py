@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zoo.errors import NFNError
 from zoo.nfn.data import WeightData, component_columns, settle_components
+from zoo.nfn.scaling import tensor_scales
 
 _REGISTRY: dict[str, type["Predictor"]] = {}
 
@@ -28,14 +29,15 @@ class Predictor(ABC):
 
     name: ClassVar[str]
     options: ClassVar[dict[str, int]] = {}
-    reads_weights: ClassVar[bool] = True
 
-    task: str
-    components: tuple[str, ...]
+    def __init__(self, task: str, components: tuple[str, ...]) -> None:
+        self.task, self.components = task, components
 
     def inputs(self, data: WeightData) -> Tensor:
         """Return what the predictor reads of each checkpoint, float32 [N, F]; the components' weights by default."""
         columns = component_columns(self.task)
+        if len(self.components) == len(columns):
+            return data.weights  # all columns; at full size of a zoo a copy would take gigabytes
         return torch.cat([data.weights[:, columns[name]] for name in self.components], dim=1)
 
     @property
@@ -49,7 +51,7 @@ class NetworkPredictor(Predictor, nn.Module):
 
     def __init__(self, task: str, components: tuple[str, ...]) -> None:
         nn.Module.__init__(self)
-        self.task, self.components = task, components
+        Predictor.__init__(self, task, components)
 
     def fit_inputs(self, inputs: Tensor) -> None:
         """Set buffers from the training part's inputs [N, F], before training."""
@@ -63,11 +65,32 @@ class NetworkPredictor(Predictor, nn.Module):
         """Inputs [B, F] -> logits of the accuracy [B]."""
 
 
-class ForestPredictor(Predictor):
-    """A predictor that another library fits in one call."""
+class WeightNetwork(NetworkPredictor):
+    """A network of one part a component and a linear head over what the parts return.
+
+    Subclasses fill `parts` (component -> module) and `head`. Inputs are scaled first, see zoo.nfn.scaling.
+    """
+
+    scale: Tensor
+    head: nn.Module
 
     def __init__(self, task: str, components: tuple[str, ...]) -> None:
-        self.task, self.components = task, components
+        super().__init__(task, components)
+        columns = component_columns(task)
+        self.sizes = [columns[name].stop - columns[name].start for name in components]
+        self.register_buffer("scale", torch.ones(sum(self.sizes)))
+        self.parts = nn.ModuleDict()
+
+    def fit_inputs(self, inputs: Tensor) -> None:
+        self.scale.copy_(tensor_scales(self.task, self.components, inputs.split(self.sizes, dim=1)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parts = zip(self.components, (inputs * self.scale).split(self.sizes, dim=1), strict=True)
+        return self.head(torch.cat([self.parts[name](part) for name, part in parts], dim=1)).squeeze(1)
+
+
+class ForestPredictor(Predictor):
+    """A predictor that another library fits in one call."""
 
     @abstractmethod
     def fit(self, inputs: np.ndarray, accuracy: np.ndarray, seed: int) -> None:
@@ -127,4 +150,5 @@ def make_predictor(name: str, task: str, components: Any = None, **options: int)
         if option not in cls.options:
             known = ", ".join(cls.options) or "none"
             raise NFNError(f"options of {name}: found {option!r}, expected some of: {known}")
-    return cls(task, settle_components(task, components), **(cls.options | options))
+    make: Callable[..., Any] = cls
+    return make(task, settle_components(task, components), **(cls.options | options))

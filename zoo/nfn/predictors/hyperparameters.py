@@ -18,9 +18,8 @@ SMALLEST = 1e-12
 
 @register("hyperparameters")
 class HyperparametersPredictor(NetworkPredictor):
-    """Optimizer (one-hot) and the numbers of the grid, standardised over the training part, through two layers of 64."""
+    """Optimizer (one-hot) and the grid's numbers, standardised over the training part, through two layers of 64."""
 
-    reads_weights = False
     mean: Tensor
     scale: Tensor
 

@@ -1,34 +1,25 @@
-"""The paper's MLP: flattened weights, no symmetry."""
+"""The paper's MLP: flattened weights, no symmetry (arXiv 2410.04209, section 6)."""
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from zoo.nfn.data import component_columns
-from zoo.nfn.predictors.base import NetworkPredictor, register
+from zoo.nfn.predictors.base import WeightNetwork, register
 
 WIDTH = 50
 LAYERS = {"embedding": 1, "encoder": 2, "classifier": 3}
 
 
 @register("mlp")
-class MLP(NetworkPredictor):
-    """Each component flattened, then linear layers of width 50 with ReLU (none behind the embedding's one), then one head."""
+class MLP(WeightNetwork):
+    """Linear layers of width 50 a flattened component, with ReLU (but for the embedding's single one), and a head."""
 
     def __init__(self, task: str, components: tuple[str, ...]) -> None:
         super().__init__(task, components)
-        columns = component_columns(task)
-        self.sizes = [columns[name].stop - columns[name].start for name in components]
-        self.parts = nn.ModuleDict(
-            {name: _linear_layers(size, LAYERS[name]) for name, size in zip(components, self.sizes, strict=True)}
-        )
+        for name, size in zip(components, self.sizes, strict=True):
+            self.parts[name] = linear_layers(size, LAYERS[name])
         self.head = nn.Linear(WIDTH * len(components), 1)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        parts = zip(self.components, inputs.split(self.sizes, dim=1), strict=True)
-        return self.head(torch.cat([self.parts[name](part) for name, part in parts], dim=1)).squeeze(1)
 
-
-def _linear_layers(size: int, layers: int) -> nn.Module:
+def linear_layers(size: int, layers: int) -> nn.Module:
     if layers == 1:
         return nn.Linear(size, WIDTH)
     modules: list[nn.Module] = []

@@ -29,10 +29,9 @@ class RandomForestPredictor(ForestPredictor):
         )
         trees = [member.tree_ for member in forest.fit(inputs, accuracy).estimators_]
         self.roots = np.cumsum([0] + [tree.node_count for tree in trees[:-1]])
-        shifted = lambda nodes, root: np.where(nodes < 0, -1, nodes + root)  # noqa: E731
         self.nodes = {
-            "left": np.concatenate([shifted(tree.children_left, root) for tree, root in zip(trees, self.roots)]),
-            "right": np.concatenate([shifted(tree.children_right, root) for tree, root in zip(trees, self.roots)]),
+            "left": _join([tree.children_left for tree in trees], self.roots),
+            "right": _join([tree.children_right for tree in trees], self.roots),
             "feature": np.concatenate([tree.feature for tree in trees]),
             "threshold": np.concatenate([tree.threshold for tree in trees]),
             "value": np.concatenate([tree.value[:, 0, 0] for tree in trees]),
@@ -60,3 +59,8 @@ class RandomForestPredictor(ForestPredictor):
     def load_state(self, state: dict[str, Tensor]) -> None:
         self.roots = state["roots"].numpy()
         self.nodes = {name: state[name].numpy() for name in FIELDS}
+
+
+def _join(children: list[np.ndarray], roots: np.ndarray) -> np.ndarray:
+    """Children of all trees' nodes as numbers over all nodes; -1 stays."""
+    return np.concatenate([np.where(part < 0, -1, part + root) for part, root in zip(children, roots, strict=True)])

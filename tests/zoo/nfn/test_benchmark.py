@@ -1,0 +1,132 @@
+"""The benchmark: cells, resuming, tables and plots, on a real small zoo."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zoo.errors import NFNError
+from zoo.nfn import benchmark as module
+from zoo.nfn.benchmark import BenchmarkResult, benchmark
+from zoo.nfn.fit import Recipe
+
+ARGUMENTS: dict[str, Any] = {
+    "task": "mnist",
+    "epoch_label": "best",
+    "predictors": ["statnn", "hyperparameters"],
+    "thresholds": (0.0, 0.99),
+    "components": [("classifier",)],
+    "sizes": [(2, 1), (10, 1)],
+    "seeds": 2,
+    "recipe": Recipe(epochs=2, warmup_epochs=1),
+    "device": "cpu",
+    "progress": False,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(small_zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BenchmarkResult]:
+    out = tmp_path_factory.mktemp("benchmark")
+    return out, benchmark(small_zoo, out=out, **ARGUMENTS)
+
+
+def test_rows_are_means_over_seeds(finished: tuple[Path, BenchmarkResult]):
+    out, result = finished
+    cells = json.loads((out / "benchmark.json").read_text())["cells"]
+    row = next(row for row in result.rows if row["predictor"] == "statnn" and row["threshold"] == 0.0)
+    taus = [cell["result"]["test_tau"] for cell in cells if cell["label"] == {"predictor": "statnn", "threshold": 0.0}]
+    assert len(taus) == 2
+    assert row["test_tau_mean"] == pytest.approx(np.mean(taus))
+    assert row["test_tau_std"] == pytest.approx(abs(taus[0] - taus[1]) / np.sqrt(2))
+    assert row["parameters"] == 203_393
+    assert [row["table"] for row in result.rows] == ["threshold"] * 4 + ["components"] + ["size"] * 2
+    assert (result.rows[-1]["channels"], result.rows[-1]["parameters"]) == (10, 1_812_181)
+
+
+def test_tables_are_written_three_times(finished: tuple[Path, BenchmarkResult]):
+    out, result = finished
+    with (out / "benchmark.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["test_tau_mean"]) for row in rows if row["test_tau_mean"]] == [
+        row["test_tau_mean"] for row in result.rows if row["test_tau_mean"] is not None
+    ]
+    text = (out / "benchmark.md").read_text()
+    row = next(row for row in result.rows if row["predictor"] == "hyperparameters" and row["threshold"] == 0.0)
+    cells = f"{row['test_tau_mean']:.3f} ± {row['test_tau_std']:.3f} | – | 4,865 |"  # noqa: RUF001
+    assert f"| hyperparameters | {cells}" in text
+    assert "| predictor | ≥ 0 % | ≥ 99 % | parameters | seconds |" in text
+    assert "| classifier | " in text
+    for name in ("statnn", "hyperparameters"):
+        assert (out / "scatter" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cells_that_cannot_be_trained_say_why(finished: tuple[Path, BenchmarkResult]):
+    out, result = finished
+    assert len(result.failed) == 4
+    assert all("_0.99_" in name for name in result.failed)
+    assert all(line.startswith("train part: found 0 checkpoints") for line in result.failed.values())
+    assert "train part: found 0 checkpoints" in (out / "benchmark.md").read_text()
+
+
+def test_only_missing_cells_are_trained(
+    small_zoo: Path, finished: tuple[Path, BenchmarkResult], monkeypatch: pytest.MonkeyPatch
+):
+    out, result = finished
+    trained = []
+    train = module._train_cell
+
+    def counted(dataset: str, setting: Any, device: str) -> Any:
+        trained.append(setting)
+        return train(dataset, setting, device)
+
+    monkeypatch.setattr(module, "_train_cell", counted)
+    lost = next(path for path in sorted((out / "cells").iterdir()) if path.name.startswith("hyperparameters"))
+    lost.unlink()
+    again = benchmark(small_zoo, out=out, **(ARGUMENTS | {"thresholds": (0.0,)}))
+    assert [setting.predictor for setting in trained] == ["hyperparameters"]
+    assert lost.exists()
+    timeless = lambda rows: [  # noqa: E731
+        {name: value for name, value in row.items() if name != "seconds_mean"}
+        for row in rows
+        if row["threshold"] != 0.99
+    ]
+    assert timeless(again.rows) == timeless(result.rows)
+
+
+def test_cells_of_other_checkpoints_are_refused(small_zoo: Path, finished: tuple[Path, BenchmarkResult]):
+    out, _ = finished
+    path = next(iter(sorted((out / "cells").iterdir())))
+    content = path.read_text()
+    record = json.loads(content)
+    record["config"]["data"] = "0" * 16
+    path.write_text(json.dumps(record))
+    with pytest.raises(NFNError, match=re.escape(f"{path.name}: trained on other checkpoints")):
+        benchmark(small_zoo, out=out, **ARGUMENTS)
+    path.write_text(content)
+
+
+def test_cells_are_dealt_over_ray(small_zoo: Path, tmp_path: Path, ray_address: str):
+    changes = {"thresholds": (0.0,), "components": (), "sizes": (), "workers": 2, "address": ray_address}
+    result = benchmark(small_zoo, out=tmp_path, **(ARGUMENTS | changes))
+    assert result.failed == {}
+    assert [row["seeds"] for row in result.rows] == [2, 2]
+    assert len(list((tmp_path / "cells").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, "seeds: found 0"),
+        ({"predictors": ["nfn"]}, "predictor: found 'nfn'"),
+        ({"components": [["head"]]}, "components: found 'head'"),
+        ({"thresholds": [80]}, "threshold: found 80, expected a fraction"),
+    ],
+)
+def test_wrong_settings_are_refused_before_any_training(small_zoo: Path, tmp_path: Path, changes: dict, message: str):
+    with pytest.raises(NFNError, match=message):
+        benchmark(small_zoo, out=tmp_path, **(ARGUMENTS | changes))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,290 @@
+"""Training: the recipe, the choice of the epoch, repeatability, resuming, what is kept, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_data
+from safetensors.torch import save_file
+
+from generators.architecture import unflatten
+from generators.streams import permutation, stream_key
+from zoo.errors import NFNError
+from zoo.nfn import fit as fit_module
+from zoo.nfn.data import Splits, WeightData, load_checkpoints, split
+from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
+from zoo.nfn.predict import predict
+from zoo.nfn.predictors import NetworkPredictor, make_predictor
+from zoo.nfn.saved import CONFIG, STATE, TENSORS, load_predictor
+from zoo.nfn.train import Setting, TrainingResult, train, train_on
+
+SHORT = Recipe(epochs=4, warmup_epochs=1)
+CPU = torch.device("cpu")
+STATNN = Setting(task="mnist", epoch_label="best", predictor="statnn", recipe=SHORT, seed=3)
+
+
+def fresh(name: str = "statnn", seed: int = 0) -> NetworkPredictor:
+    with seeded("test", seed):
+        return make_predictor(name, "mnist")
+
+
+def run(splits: Splits, **changes) -> TrainingResult:
+    return train_on(splits, replace(STATNN, **changes), "cpu", progress=False)
+
+
+class TestFit:
+    def test_equals_a_plain_loop(self, readable: Splits) -> None:
+        """Against Adam, LinearLR and CosineAnnealingLR of torch in a loop of its own."""
+        recipe = Recipe(epochs=5, warmup_epochs=2, batch_size=16, learning_rate=1e-3, min_learning_rate=1e-5)
+        network = fresh()
+        state = fit_network(network, readable, recipe, 7, CPU, progress=False)
+        plain = fresh()
+        inputs, accuracy = plain.inputs(readable.train), readable.train.accuracy.float()
+        optimizer = torch.optim.Adam(plain.parameters(), lr=1e-3)
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / 2, total_iters=1)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3, eta_min=1e-5)
+        optimizer.param_groups[0]["lr"] = 5e-4
+        for epoch in range(5):
+            losses = []
+            for rows in torch.from_numpy(permutation(stream_key("nfn-batches", 7, epoch), len(inputs))).split(16):
+                predicted = torch.sigmoid(plain(inputs[rows]))
+                loss = -(accuracy[rows] * predicted.log() + (1 - accuracy[rows]) * (1 - predicted).log()).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            assert state.history[epoch]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+            (warmup if epoch < 1 else cosine).step() if epoch != 1 else None
+        assert [record["epoch"] for record in state.history] == [1, 2, 3, 4, 5]
+
+    def test_the_best_epoch_on_validation_is_kept(self, readable: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+        taus = iter([0.1, 0.7, 0.7, 0.3])
+        monkeypatch.setattr(fit_module, "kendall_tau", lambda *_: next(taus))
+        after: list[dict[str, torch.Tensor]] = []
+        network = fresh()
+
+        def remember(state: FitState) -> None:
+            after.append({name: tensor.clone() for name, tensor in state.network.items()})
+
+        state = fit_network(network, readable, SHORT, 0, CPU, at_epoch=remember, progress=False)
+        assert state.best_epoch == 2
+        assert all(torch.equal(tensor, after[1][name]) for name, tensor in network.state_dict().items())
+        assert not torch.equal(after[3]["head.weight"], after[1]["head.weight"])
+
+    def test_learns_what_can_be_read(self, readable: Splits) -> None:
+        """The size of the weights, which LayerNorms would hide without the biases of the layers before them."""
+        for name, components in (("statnn", None), ("transformer-nfn", ("encoder",))):
+            result = run(readable, predictor=name, components=components, recipe=Recipe(epochs=12, warmup_epochs=2))
+            assert result.test_tau > 0.7, name
+            assert result.history[-1]["loss"] < result.history[0]["loss"]
+
+    def test_leaves_torchs_generator_alone(self, readable: Splits) -> None:
+        torch.manual_seed(5)
+        expected = torch.rand(1)
+        torch.manual_seed(5)
+        run(readable, predictor="mlp-augmented", recipe=Recipe(epochs=1, warmup_epochs=0))
+        assert torch.equal(torch.rand(1), expected)
+
+    def test_a_loss_that_is_not_finite_is_one_line(self, readable: Splits) -> None:
+        weights = readable.train.weights.clone()
+        weights[int(permutation(stream_key("nfn-batches", 3, 0), len(weights))[20])] = 3e38
+        broken = replace(readable, train=WeightData("mnist", weights, readable.train.metadata))
+        with pytest.raises(
+            NFNError, match=r"loss: found (nan|inf) in epoch 1, step 2, at learning rate 0.001; .*lower"
+        ):
+            run(broken)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"epochs": 0}, "epochs: found 0, expected 1 or more"),
+            ({"epochs": 5}, "warmup_epochs: found 10, expected 0 to 5"),
+            ({"batch_size": 0}, "batch_size: found 0"),
+            ({"learning_rate": float("nan")}, "learning_rate: found nan, expected a number above 0"),
+            ({"min_learning_rate": 1.0}, "min_learning_rate: found 1.0, expected 0 to learning_rate"),
+        ],
+    )
+    def test_a_recipe_out_of_range_is_refused(self, changes: dict, message: str) -> None:
+        with pytest.raises(NFNError, match=message):
+            Recipe(**changes)
+
+
+def test_tau_counts_ties_and_constants_rank_nothing():
+    # 5 pairs agree, 0 disagree, 1 is tied in the prediction: 5 / sqrt(5 * 6).
+    assert kendall_tau(np.array([1, 1, 2, 3]), np.array([1, 2, 3, 4])) == pytest.approx(5 / np.sqrt(30))
+    assert kendall_tau(np.array([3, 2, 1]), np.array([0.1, 0.2, 0.3])) == -1
+    assert kendall_tau(np.ones(4), np.arange(4)) == 0.0
+
+
+class TestRepeat:
+    def test_a_seed_repeats_and_another_differs(self, readable: Splits) -> None:
+        setting = {"predictor": "mlp-augmented", "recipe": Recipe(epochs=2, warmup_epochs=1)}
+        first, again, other = (run(readable, seed=seed, **setting) for seed in (1, 1, 2))
+        assert again.predictions == first.predictions and again.history == first.history
+        assert other.predictions != first.predictions
+
+    @pytest.mark.parametrize("name", ["transformer-nfn", "mlp-augmented"])
+    def test_an_interrupted_training_ends_like_an_undisturbed_one(
+        self, readable: Splits, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        setting = replace(STATNN, predictor=name)
+        undisturbed = train_on(readable, setting, "cpu", progress=False)
+        tau, calls = fit_module.kendall_tau, []
+
+        def interrupted(*arguments) -> float:
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return tau(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(fit_module, "kendall_tau", interrupted)
+            train_on(readable, setting, "cpu", tmp_path, progress=False)
+        assert [path.name for path in tmp_path.iterdir()] == [STATE]
+        resumed = train_on(readable, setting, "cpu", tmp_path, progress=False)
+        assert replace(resumed, seconds=0) == replace(undisturbed, seconds=0)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, TENSORS]
+
+    def test_a_finished_training_is_not_done_again(self, readable: Splits, tmp_path: Path) -> None:
+        first = train_on(readable, STATNN, "cpu", tmp_path, progress=False)
+        assert train_on(readable, STATNN, "cpu", tmp_path, progress=False) == first
+
+    def test_a_folder_of_another_training_is_refused(self, readable: Splits, tmp_path: Path) -> None:
+        train_on(readable, STATNN, "cpu", tmp_path, progress=False)
+        with pytest.raises(NFNError, match=r"predictor.json: seed: found 3, expected 4; choose another folder"):
+            train_on(readable, replace(STATNN, seed=4), "cpu", tmp_path, progress=False)
+        with pytest.raises(NFNError, match=r"predictor.json: data: found"):
+            train_on(split(make_data("mnist", 120, seed=9), 0), STATNN, "cpu", tmp_path, progress=False)
+
+    def test_a_damaged_state_is_refused(self, readable: Splits, tmp_path: Path) -> None:
+        (tmp_path / STATE).write_bytes(b"torn")
+        with pytest.raises(NFNError, match=r"state.safetensors: damaged .*remove it to start again"):
+            train_on(readable, STATNN, "cpu", tmp_path, progress=False)
+
+
+class TestSaved:
+    @pytest.mark.parametrize("name", ["transformer-nfn", "hyperparameters", "random-forest"])
+    def test_a_saved_predictor_predicts_the_same(self, readable: Splits, tmp_path: Path, name: str) -> None:
+        result = train_on(readable, replace(STATNN, predictor=name), "cpu", tmp_path, progress=False)
+        saved = load_predictor(tmp_path)
+        predicted = saved.predict(readable.test)
+        np.testing.assert_allclose(predicted, [row["predicted"] for row in result.predictions], rtol=1e-6)
+        assert saved.result["test_tau"] == result.test_tau == kendall_tau(predicted, readable.test.accuracy.numpy())
+        assert result.checkpoints == {"train": 84, "validation": 18, "test": 18}
+
+    def test_options_are_kept(self, readable: Splits, tmp_path: Path) -> None:
+        options = {"channels": 2, "layers": 2}
+        setting = replace(STATNN, predictor="transformer-nfn", options=options, components=("encoder",))
+        result = train_on(readable, setting, "cpu", tmp_path, progress=False)
+        network = load_predictor(tmp_path).predictor
+        assert network.parameters_trained == result.parameters < 1_000_000
+        assert network.components == ("encoder",)
+
+    def test_what_is_no_predictor_is_refused(self, readable: Splits, tmp_path: Path) -> None:
+        with pytest.raises(NFNError, match=r"found no predictor.json, expected the folder of a trained predictor"):
+            load_predictor(tmp_path)
+        train_on(readable, STATNN, "cpu", tmp_path, progress=False)
+        with pytest.raises(NFNError, match="task: found checkpoints of ag_news, expected mnist"):
+            load_predictor(tmp_path).predict(make_data("ag_news", 4))
+        (tmp_path / TENSORS).write_bytes((tmp_path / TENSORS).read_bytes()[:-8])
+        with pytest.raises(NFNError, match=r"predictor.safetensors: does not fit predictor.json"):
+            load_predictor(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps({"format": 0}))
+        with pytest.raises(NFNError, match=r"found no predictor of format 1"):
+            load_predictor(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(readable: Splits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained StatNN on disk."""
+    folder = tmp_path_factory.mktemp("predictor")
+    train_on(readable, replace(STATNN, recipe=Recipe(epochs=8, warmup_epochs=1)), "cpu", folder, progress=False)
+    return folder
+
+
+class TestPredict:
+    def test_files_are_ranked(self, readable: Splits, folder: Path, tmp_path: Path) -> None:
+        paths = []
+        for row in (0, 1, 2):
+            tensors = {
+                name: tensor.contiguous() for name, tensor in unflatten("mnist", readable.test.weights[row]).items()
+            }
+            paths.append(tmp_path / f"{row}.safetensors")
+            save_file(tensors | {"embedding.pos_embedding": torch.zeros(49, 32)}, paths[-1])
+        ranking = predict(folder, checkpoints=paths, device="cpu")
+        expected = predict_network(load_predictor(folder).predictor, readable.test)[:3]
+        assert [row.name for row in ranking.predictions] == [str(paths[i]) for i in np.argsort(-expected)]
+        assert [row.predicted for row in ranking.predictions] == pytest.approx(sorted(expected, reverse=True), rel=1e-5)
+        assert ranking.tau is None and ranking.predictions[0].accuracy is None
+
+    def test_a_dataset_is_ranked(self, folder: Path, small_zoo: Path) -> None:
+        ranking = predict(folder, dataset=small_zoo, device="cpu")
+        data = load_checkpoints(str(small_zoo), "mnist", "best")
+        assert {row.name: row.accuracy for row in ranking.predictions} == dict(
+            zip(data.names, data.accuracy.tolist(), strict=True)
+        )
+        assert [row.predicted for row in ranking.predictions] == sorted(r.predicted for r in ranking.predictions)[
+            ::-1
+        ]
+        predicted, accuracy = ([getattr(row, key) for row in ranking.predictions] for key in ("predicted", "accuracy"))
+        assert ranking.tau == pytest.approx(kendall_tau(np.array(predicted), np.array(accuracy)))
+
+    def test_wrong_checkpoints_are_refused(self, folder: Path, tmp_path: Path, small_zoo: Path) -> None:
+        with pytest.raises(NFNError, match="found neither, expected either checkpoint files or a dataset"):
+            predict(folder)
+        with pytest.raises(NFNError, match="found files and a dataset"):
+            predict(folder, checkpoints=["a"], dataset=small_zoo)
+        torn, other = tmp_path / "torn.safetensors", tmp_path / "other.safetensors"
+        torn.write_bytes(b"{}")
+        save_file({"embedding.conv1.weight": torch.zeros(3)}, other)
+        with pytest.raises(NFNError, match=r"torn.safetensors: not a readable safetensors file"):
+            predict(folder, checkpoints=[torn])
+        with pytest.raises(
+            NFNError, match=r"other.safetensors: embedding.conv1.weight: found \(3,\), expected \(32, 1"
+        ):
+            predict(folder, checkpoints=[other])
+        with pytest.raises(NFNError, match=r"epoch_label: found no checkpoint of '75' in .*, expected 0, 2, best"):
+            predict(folder, dataset=small_zoo, epoch_label="75")
+
+
+class TestZoo:
+    def test_trains_on_a_real_zoo(self, small_zoo: Path, tmp_path: Path) -> None:
+        result = train(
+            small_zoo, task="mnist", epoch_label="best", recipe=SHORT, device="cpu", out=tmp_path, progress=False
+        )
+        assert sum(result.checkpoints.values()) == 48
+        assert result.parameters == 1_812_181
+        assert load_predictor(tmp_path).config["epoch_label"] == "best"
+
+    def test_pinned_splits_stay_and_new_ones_follow_the_seed(self, small_zoo: Path) -> None:
+        data = load_checkpoints(str(small_zoo), "mnist", "best")
+        pinned = split(data)
+        assert set(pinned.test.metadata["split"].to_pylist()) == {"test"}
+        first, again, other = (split(data, seed) for seed in (0, 0, 1))
+        assert first.test.names == again.test.names != other.test.names
+        assert [len(part) for part in (first.train, first.validation, first.test)] == [34, 7, 7]
+        assert sorted(first.train.names + first.validation.names + first.test.names) == sorted(data.names)
+
+    def test_the_threshold_comes_first(self, small_zoo: Path) -> None:
+        data = load_checkpoints(str(small_zoo), "mnist", "best")
+        threshold = float(data.accuracy.median())
+        good = data.at_least(threshold)
+        assert good.accuracy.min() >= threshold
+        assert len(good) == int((data.accuracy >= threshold).sum()) < 48
+        with pytest.raises(
+            NFNError, match=r"train part: found 0 checkpoints of 0 different accuracies, expected 2 or more"
+        ):
+            train(small_zoo, task="mnist", epoch_label="best", threshold=0.99, progress=False)
+
+    def test_weights_that_are_not_finite_are_named(self) -> None:
+        data = make_data("mnist", 4)
+        data.weights[2, 100] = float("nan")
+        with pytest.raises(NFNError, match=r"run0002-best: found a weight that is no finite number \(1 such"):
+            data.require_finite()
+
+    def test_an_unknown_device_is_refused(self, small_zoo: Path) -> None:
+        with pytest.raises(NFNError, match="device: found 'abacus', which torch cannot use here"):
+            train(small_zoo, task="mnist", epoch_label="best", device="abacus", progress=False)
