@@ -1,5 +1,7 @@
 """A sweep: the populations that have no commit yet, dealt over a cluster until all have one."""
 
+import contextlib
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +74,8 @@ def generate(
         StoreError: the directory cannot be used, is not seen by all nodes, or its disk is full.
         SweepInterrupted: SIGINT or SIGTERM came; all sealed work is kept.
     """
-    with stop_signals() as stop:
+    # Ray prints what it has to say about dying workers to stdout, which belongs to results.
+    with stop_signals() as stop, contextlib.redirect_stdout(sys.stderr):
         store = Store(sweep_dir)
         try:
             return _generate(store, config, data_dir, workers, address, extend, progress, stop)

@@ -96,8 +96,8 @@ def test_of_two_puts_the_first_wins(url: str) -> None:
 
 
 def test_503_is_waited_out(url: str, s3: LoopbackS3, digits_dir: Path, expected: dict[str, Any]) -> None:
-    s3.faults += [Fault("PUT", part, 503, times=2) for part in ("plans/", "commits/", "best.", "state/", "progress")]
-    s3.faults += [Fault("GET", "plans/000", 503, times=2), Fault("PUT", "metrics", 500, "InternalError")]
+    s3.faults += [Fault("PUT", part, 503) for part in ("plans/", "commits/", "best.", "state/", "progress")]
+    s3.faults += [Fault("GET", "plans/000", 503), Fault("PUT", "metrics", 500, "InternalError")]
     assert run(url, digits_dir, store={"state_seconds": 0}).quarantined == {}
     assert [fault for fault in s3.faults if fault.times] == []
     assert_undisturbed(url, expected)
