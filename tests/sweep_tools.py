@@ -20,7 +20,7 @@ from safetensors.numpy import load
 from zoo.config import SweepConfig, parse_config
 from zoo.store import METRICS_FILE, Store, checkpoint_file
 from zoo.sweep import generate
-from zoo.verify import verify_sweep
+from zoo.verify_sweep import verify_sweep
 from zoo.worker import safetensors_header
 
 TRAIN, TEST = 128, 50

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from generators.errors import InputError
@@ -125,20 +124,15 @@ def _problems(options: argparse.Namespace) -> list[str]:
 
         repo, _, revision = options.repo.partition("@")
         return verify_repository(repo, revision or None, deep=options.deep)
-    path = Path(options.path)
-    if "://" in options.path or ((path / "plans").is_dir() and not (path / "SHA256SUMS").is_file()):
-        from zoo.verify import verify_sweep
+    from zoo.verification import verify
 
-        return verify_sweep(options.path)
-    from zoo.verify_dataset import verify_dataset
-
-    return verify_dataset(path)
+    return verify(options.path)
 
 
 def select(options: argparse.Namespace) -> int:
     from zoo.dataset import open_zoo
     from zoo.filters import parse_filter
-    from zoo.select import select
+    from zoo.selection import select
 
     filters = [parse_filter(text) for text in options.filters]
     chosen = open_zoo(options.dataset).checkpoints(options.task, filters, options.split)
@@ -148,7 +142,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    from zoo.evaluate import evaluate
+    from zoo.evaluation import evaluate
     from zoo.filters import parse_filter
 
     report = evaluate(
@@ -166,7 +160,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def rerun(options: argparse.Namespace) -> int:
-    from zoo.evaluate import rerun
+    from zoo.evaluation import rerun
 
     report = rerun(options.dataset, options.run_id, options.data_dir, engine=options.engine)
     print(report.to_json() if options.json else report.text())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zoo.storage import TEMPORARY_PREFIX, Entry
 from zoo.store import STATE_FOLDER, Store
-from zoo.verify import Problem, find_problems
+from zoo.verify_sweep import Problem, find_problems
 
 ORPHAN_SECONDS = 3600.0
 """What has changed within this time may belong to somebody at work, and is no left-over."""

@@ -19,7 +19,7 @@ from zoo.errors import ReleaseError
 from zoo.release import import_release
 from zoo.release_archive import ReleaseArchive
 from zoo.store import Store
-from zoo.verify import verify_sweep
+from zoo.verify_sweep import verify_sweep
 
 
 @pytest.fixture

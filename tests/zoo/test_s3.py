@@ -15,7 +15,7 @@ from zoo.signs import Sign
 from zoo.status import sweep_status
 from zoo.store import Store
 from zoo.sweep import SweepSummary, generate
-from zoo.verify import verify_sweep
+from zoo.verify_sweep import verify_sweep
 
 
 @pytest.fixture(scope="module")

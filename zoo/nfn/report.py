@@ -151,12 +151,12 @@ def _write_plots(out: Path, groups: Any) -> list[str]:
     paths = []
     for name, result in first.items():
         path = out / "scatter" / f"{name}.png"
-        write(path, _scatter(name, result))
+        write(path, scatter_plot(name, result))
         paths.append(str(path))
     return paths
 
 
-def _scatter(name: str, result: TrainingResult) -> bytes:
+def scatter_plot(name: str, result: TrainingResult) -> bytes:
     figure = Figure(figsize=(4, 4), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()

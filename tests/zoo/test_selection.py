@@ -9,10 +9,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from generators.architecture import SmallTransformer, tensor_table
-from zoo import select as module
+from zoo import selection as module
 from zoo.dataset import Zoo
 from zoo.errors import DatasetError
-from zoo.select import select, write_checkpoint
+from zoo.selection import select, write_checkpoint
 
 pytest_plugins = ["dataset_fixtures"]
 

@@ -23,7 +23,7 @@ from generators.tasks.data import TaskData, scale
 from zoo.builder import build
 from zoo.dataset import open_zoo
 from zoo.errors import DatasetError
-from zoo.evaluate import evaluate, rerun
+from zoo.evaluation import evaluate, rerun
 from zoo.release import import_release
 from zoo.sweep import generate
 

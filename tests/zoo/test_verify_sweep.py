@@ -21,7 +21,7 @@ from zoo.repair import repair_sweep
 from zoo.signs import Sign
 from zoo.store import FileRecord, Store
 from zoo.sweep import generate
-from zoo.verify import verify_sweep
+from zoo.verify_sweep import verify_sweep
 from zoo.worker import HEADER_KEY, safetensors_header
 
 

@@ -1,0 +1,27 @@
+"""The package's own names: the verbs of the command line, in Python."""
+
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import zoo
+
+
+@pytest.mark.parametrize("name", zoo.__all__)
+def test_every_name_is_a_function_or_class_also_after_its_module_was_imported(name: str) -> None:
+    # A submodule of the same name would take the attribute's place at its import.
+    assert name not in {module.name for module in pkgutil.iter_modules(zoo.__path__)}
+    assert inspect.isfunction(getattr(zoo, name)) or inspect.isclass(getattr(zoo, name))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'genrate'"):
+        zoo.genrate  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    program = "import sys, zoo, zoo.cli; sys.exit(bool({'torch', 'ray', 'datasets', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
