@@ -33,7 +33,7 @@ from zoo.sweep import generate
 CONFIG = tiny(epochs=6, save_epochs=[0, 3, "best"], population_size=2, grid=[block(optimizer=["adam", "sgd"])])
 STEPS = 400
 """About as many steps as the write protocol takes in one undisturbed sweep."""
-RAY_ROUND = 6
+RAY_ROUND = 12
 """Every so many rounds run on Ray, where workers fail on order."""
 
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from generators.architecture import parameter_count
 from generators.tasks.data import TaskData
-from zoo.cluster import DISK_FULL, Cluster, Failure, connect
+from zoo.cluster import DISK_FULL, Cluster, Failure, FailureKind, connect
 from zoo.config import SweepConfig
 from zoo.data_record import load_data, write_data_record
 from zoo.driver import Driver, disk_full
@@ -189,6 +189,8 @@ def check_nodes(store: Store, cluster: Cluster) -> None:
     """
     for host, answer in cluster.on_every_node(store.has_plan):
         if isinstance(answer, Failure):
+            if answer.kind is FailureKind.LOST_NODE:
+                continue  # it takes no tasks either
             reason = answer.detail.strip().splitlines()[-1]
             raise StoreError(f"{host}: found that it cannot run tasks of this package ({reason}); install it there")
         if answer is not True:
