@@ -45,10 +45,13 @@ def _pull_back(layer: EquivariantLayer, coefficients: Tensor) -> Tensor:
     """Coefficients [L, E, C, D*D + D] of QK sum and VO row sums behind the layer -> those before it, without C."""
     d = layer.space.width
     qk, vo_rows = coefficients[..., : d * d].unflatten(-1, (d, d)), coefficients[..., d * d :]
-    qk = torch.einsum("lcpx,lecpq,lcqy->lexy", layer.mix_q[:, :, :, 0], qk, layer.mix_k[:, :, :, 0])
-    row_scale = layer.o_entry[..., 0] + math.sqrt(d) * layer.o_row[..., 0]
-    vo_rows = torch.einsum("lc,lecp,lcpx->lex", row_scale, vo_rows, layer.mix_v[:, :, :, 0])
-    return torch.cat([qk.flatten(2), vo_rows], dim=-1)
+    mix_q, mix_k, mix_v = (mix.squeeze(3) for mix in (layer.mix_q, layer.mix_k, layer.mix_v))
+    # [L, C, p * E, q] @ [L, C, q, y], then over C and p at once.
+    right = qk.permute(0, 2, 3, 1, 4).flatten(2, 3) @ mix_k
+    qk = mix_q.flatten(1, 2).mT @ right.view(len(qk), mix_q.shape[1] * d, -1)
+    row_scale = layer.o_entry + math.sqrt(d) * layer.o_row
+    vo_rows = (vo_rows * row_scale[:, None]).flatten(2) @ mix_v.flatten(1, 2)
+    return torch.cat([qk.unflatten(2, (-1, d)).transpose(1, 2).flatten(2), vo_rows], dim=-1)
 
 
 def _pooled_mlp(layer: EquivariantLayer, weights: EncoderWeights, constant: Tensor) -> Tensor:
@@ -73,7 +76,8 @@ def _relu_sum(a: Tensor, entry: Tensor, row: Tensor, column: Tensor) -> Tensor:
     [L, N, E, A] -> [L, N, E]."""
     with torch.no_grad():
         active = entry[:, None, :, None, None] * a[:, :, None]
-        active.add_(row[..., None]).gt_(-column[..., None, :])
+        # Contiguous, for a comparison with other strides takes ten times as long.
+        active.add_(row[..., None]).gt_(-column.contiguous()[..., None, :])
     from_entries = (a.flatten(2)[:, :, None] @ active.flatten(3).mT).squeeze(2) * entry[:, None]
     return from_entries + (active.sum(-1) * row).sum(-1) + (active.sum(-2) * column).sum(-1)
 

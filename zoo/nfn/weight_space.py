@@ -86,8 +86,8 @@ def encoder_weights(tensors: Mapping[str, Tensor], blocks: int = BLOCKS) -> Enco
     """Collect the encoder of one state dict, or of N stacked ones: tensors [*shape] or [N, *shape] -> [L, (N,) ...]."""
 
     def collect(name: str) -> Tensor:
-        stacked = torch.stack([tensors[f"encoder.{block}.{name}"] for block in range(blocks)])
-        return stacked if name.endswith("bias") else stacked.mT
+        parts = [tensors[f"encoder.{block}.{name}"] for block in range(blocks)]
+        return torch.stack(parts if name.endswith("bias") else [part.mT for part in parts])
 
     return EncoderWeights(**{field: collect(name) for field, name in LINEAR_NAMES.items()})
 
