@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -136,9 +136,9 @@ def settle_components(task: str, components: Sequence[str] | None) -> tuple[str,
     return tuple(name for name in available if name in components)
 
 
-@cache
+@lru_cache(maxsize=1)
 def load_checkpoints(dataset: str, task: str, epoch_label: str) -> WeightData:
-    """Read all checkpoints of one label from a dataset folder or repository; kept, for many predictors read the same.
+    """Read all checkpoints of one label from a dataset folder or repository; the last is kept.
 
     Raises:
         NFNError: the label has no checkpoints.

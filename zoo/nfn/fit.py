@@ -22,7 +22,7 @@ from tqdm import tqdm
 from generators.schedules import learning_rate
 from generators.streams import permutation, stream_key
 from zoo.errors import NFNError
-from zoo.nfn.data import Splits, WeightData
+from zoo.nfn.data import Splits
 from zoo.nfn.predictors import NetworkPredictor
 
 EVALUATION_BATCH = 256
@@ -109,6 +109,7 @@ def fit_network(
         NFNError: the loss is not finite.
     """
     inputs, targets = network.inputs(splits.train), splits.train.accuracy.float().to(device)
+    held_out, accuracy = network.inputs(splits.validation), splits.validation.accuracy.numpy()
     if start is None:
         network.fit_inputs(inputs)
     network.to(device)
@@ -118,56 +119,74 @@ def fit_network(
     if start is not None:
         network.load_state_dict(start.network)
         optimizer.load_state_dict(start.optimizer)
-    bar = tqdm(
-        range(state.epoch, recipe.epochs),
-        initial=state.epoch,
-        total=recipe.epochs,
-        desc=network.name,
-        unit="epoch",
-        disable=not progress,
-    )
-    for epoch in bar:
+    bar = tqdm(total=recipe.epochs, initial=state.epoch, desc=network.name, unit="epoch", disable=not progress)
+    while state.epoch < recipe.epochs:
         began = time.perf_counter()
-        rate = learning_rate(recipe.learning_rate, epoch, recipe.epochs, recipe.warmup_epochs, recipe.min_learning_rate)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        order = torch.from_numpy(permutation(stream_key("nfn-batches", seed, epoch), len(inputs))).to(device)
-        network.train()
-        losses = []
-        with seeded("nfn-epoch", seed, epoch):
-            for rows in order.split(recipe.batch_size):
-                loss = F.binary_cross_entropy_with_logits(network(inputs[rows]), targets[rows])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.detach())
-        mean_loss = _finite_mean(torch.stack(losses), epoch, rate)
-        tau = kendall_tau(predict_network(network, splits.validation), splits.validation.accuracy.numpy())
-        history = [*state.history, {"epoch": epoch + 1, "loss": mean_loss, "validation_tau": tau}]
-        is_best = tau > max((record["validation_tau"] for record in state.history), default=-math.inf)
-        best = _copy(network) if is_best else state.best
-        state = FitState(
-            epoch + 1,
-            network.state_dict(),
-            optimizer.state_dict(),
-            best,
-            epoch + 1 if is_best else state.best_epoch,
-            history,
-            state.seconds + time.perf_counter() - began,
-        )
-        bar.set_postfix(loss=f"{mean_loss:.4f}", validation_tau=f"{tau:.3f}")
+        loss = _train_epoch(network, optimizer, inputs, targets, recipe, seed, state.epoch)
+        tau = kendall_tau(predict_network(network, held_out), accuracy)
+        state = _next_state(state, network, optimizer, loss, tau, time.perf_counter() - began)
+        bar.update()
+        bar.set_postfix(loss=f"{loss:.4f}", validation_tau=f"{tau:.3f}")
         if at_epoch is not None:
             at_epoch(state)
+    bar.close()
     network.load_state_dict(state.best)
     return state
 
 
+def _train_epoch(
+    network: NetworkPredictor,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    recipe: Recipe,
+    seed: int,
+    epoch: int,
+) -> float:
+    """Take one pass over the training part and return the mean of its losses."""
+    rate = learning_rate(recipe.learning_rate, epoch, recipe.epochs, recipe.warmup_epochs, recipe.min_learning_rate)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    order = torch.from_numpy(permutation(stream_key("nfn-batches", seed, epoch), len(inputs))).to(inputs.device)
+    network.train()
+    losses = []
+    with seeded("nfn-epoch", seed, epoch):
+        for rows in order.split(recipe.batch_size):
+            loss = F.binary_cross_entropy_with_logits(network(inputs[rows]), targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    return _finite_mean(torch.stack(losses), epoch, rate)
+
+
+def _next_state(
+    state: FitState,
+    network: NetworkPredictor,
+    optimizer: torch.optim.Optimizer,
+    loss: float,
+    tau: float,
+    seconds: float,
+) -> FitState:
+    is_best = tau > max((record["validation_tau"] for record in state.history), default=-math.inf)
+    epoch = state.epoch + 1
+    return FitState(
+        epoch=epoch,
+        network=network.state_dict(),
+        optimizer=optimizer.state_dict(),
+        best={name: t.detach().clone() for name, t in network.state_dict().items()} if is_best else state.best,
+        best_epoch=epoch if is_best else state.best_epoch,
+        history=[*state.history, {"epoch": epoch, "loss": loss, "validation_tau": tau}],
+        seconds=state.seconds + seconds,
+    )
+
+
 @torch.no_grad()
-def predict_network(network: NetworkPredictor, data: WeightData) -> np.ndarray:
-    """Return predicted accuracies, float32 [N]."""
+def predict_network(network: NetworkPredictor, inputs: Tensor) -> np.ndarray:
+    """Return predicted accuracies, float32 [N], of `network.inputs(...)`."""
     network.eval()
     device = next(network.parameters()).device
-    parts = [network(rows.to(device)).sigmoid().cpu() for rows in network.inputs(data).split(EVALUATION_BATCH)]
+    parts = [network(rows.to(device)).sigmoid().cpu() for rows in inputs.split(EVALUATION_BATCH)]
     return torch.cat(parts).numpy()
 
 
@@ -179,7 +198,3 @@ def _finite_mean(losses: Tensor, epoch: int, rate: float) -> float:
             f"{rate:.2g}; expected a finite number; lower learning_rate, or leave out checkpoints with huge weights"
         )
     return losses.mean().item()
-
-
-def _copy(network: NetworkPredictor) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}

@@ -152,7 +152,14 @@ def _train_network(
 
     state = fit_network(network, splits, setting.recipe, setting.seed, device, start, keep, progress)
     best = state.history[state.best_epoch - 1]
-    return _result(network, splits, predict_network(network, splits.test), best["validation_tau"], state.seconds, state)
+    return _result(
+        network,
+        splits,
+        predict_network(network, network.inputs(splits.test)),
+        best["validation_tau"],
+        state.seconds,
+        state,
+    )
 
 
 def _train_forest(forest: ForestPredictor, splits: Splits, setting: Setting) -> TrainingResult:

@@ -133,6 +133,13 @@ def test_statistics_are_numpys():
     np.testing.assert_allclose(statistics(rows).numpy(), expected, rtol=1e-12)
 
 
+def test_statistics_of_more_entries_than_torch_takes_at_once():
+    rows = torch.arange(2049.0).expand(9000, 2049)
+    assert statistics(rows).unique(dim=0).tolist() == [
+        [1024, pytest.approx((2049**2 - 1) / 12), 0, 512, 1024, 1536, 2048]
+    ]
+
+
 def test_augmentation_moves_each_encoder_within_its_orbit():
     data = make_data("mnist", 3)
     columns = component_columns("mnist")["encoder"]

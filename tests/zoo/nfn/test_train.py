@@ -15,7 +15,7 @@ from generators.streams import permutation, stream_key
 from zoo.errors import NFNError
 from zoo.nfn import fit as fit_module
 from zoo.nfn.data import Splits, WeightData, load_checkpoints, split
-from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
+from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, seeded
 from zoo.nfn.predict import predict
 from zoo.nfn.predictors import NetworkPredictor, make_predictor
 from zoo.nfn.saved import CONFIG, STATE, TENSORS, load_predictor
@@ -215,7 +215,7 @@ class TestPredict:
             paths.append(tmp_path / f"{row}.safetensors")
             save_file(tensors | {"embedding.pos_embedding": torch.zeros(49, 32)}, paths[-1])
         ranking = predict(folder, checkpoints=paths, device="cpu")
-        expected = predict_network(load_predictor(folder).predictor, readable.test)[:3]
+        expected = load_predictor(folder).predict(readable.test)[:3]
         assert [row.name for row in ranking.predictions] == [str(paths[i]) for i in np.argsort(-expected)]
         assert [row.predicted for row in ranking.predictions] == pytest.approx(sorted(expected, reverse=True), rel=1e-5)
         assert ranking.tau is None and ranking.predictions[0].accuracy is None
@@ -226,9 +226,7 @@ class TestPredict:
         assert {row.name: row.accuracy for row in ranking.predictions} == dict(
             zip(data.names, data.accuracy.tolist(), strict=True)
         )
-        assert [row.predicted for row in ranking.predictions] == sorted(r.predicted for r in ranking.predictions)[
-            ::-1
-        ]
+        assert [row.predicted for row in ranking.predictions] == sorted(r.predicted for r in ranking.predictions)[::-1]
         predicted, accuracy = ([getattr(row, key) for row in ranking.predictions] for key in ("predicted", "accuracy"))
         assert ranking.tau == pytest.approx(kendall_tau(np.array(predicted), np.array(accuracy)))
 

@@ -8,6 +8,8 @@ from zoo.nfn.data import WeightData, component_columns, component_tensors
 from zoo.nfn.predictors.base import NetworkPredictor, register
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+QUANTILE_ENTRIES = 1 << 22
+"""torch.quantile takes 2**24 entries at most."""
 WIDTH = 256
 EMBEDDING_WIDTH = 64
 
@@ -52,5 +54,7 @@ class StatNN(NetworkPredictor):
 
 def statistics(rows: Tensor) -> Tensor:
     """[N, M] -> mean, variance (biased) and quantiles (linear interpolation) of each row, [N, 7]."""
-    quantiles = torch.quantile(rows, torch.tensor(QUANTILES, dtype=rows.dtype, device=rows.device), dim=1).T
+    levels = torch.tensor(QUANTILES, dtype=rows.dtype, device=rows.device)
+    parts = rows.split(max(1, QUANTILE_ENTRIES // rows.shape[1]))
+    quantiles = torch.cat([torch.quantile(part, levels, dim=1).T for part in parts])
     return torch.cat([rows.mean(1, keepdim=True), rows.var(1, correction=0, keepdim=True), quantiles], dim=1)
