@@ -156,7 +156,7 @@ def evaluate(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
     )
     print(report.to_json() if options.json else report.text())
-    return CHECK_FAILED if report.disagreeing or report.not_evaluated else DONE
+    return CHECK_FAILED if report.disagreeing or not report.comparisons else DONE
 
 
 def rerun(options: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ class EvaluationReport:
 
     available: checkpoints of the task (after the filters), of which `comparisons` has those that were evaluated.
     tolerance: test examples by which an accuracy was allowed to differ.
-    not_evaluated: why the others were not; "" if only a limit left them out.
+    not_evaluated: why the others were not; "" where there are none.
     data: whether the data is known to be the one of the training.
     """
 
