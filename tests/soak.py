@@ -16,7 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # ahead of tests/, which has folders of the same names
 os.environ["PYTHONPATH"] = ":".join(sys.path[:2])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
