@@ -35,7 +35,7 @@ rm -rf "$demo/best"
 run zoo select "$demo/small-transformer-zoo" --task mnist --filter 'test_accuracy>=0.5' --filter 'epoch_label==best' \
     --out "$demo/best"
 run zoo evaluate "$demo/small-transformer-zoo" --limit 20
-run zoo nfn benchmark "$demo/small-transformer-zoo" --task mnist --epoch-label 4 --recipe quick --seeds 2 \
+run zoo nfn benchmark "$demo/small-transformer-zoo" --task mnist --epoch-label 6 --seeds 2 \
     --thresholds 0 --components --no-sizes --predictors transformer-nfn mlp statnn hyperparameters \
     --out "$demo/predictors"
 printf '\nTables: %s/predictors/benchmark.md\nPlots:  %s/predictors/scatter/*.png and %s/small-transformer-zoo/assets/*.png\n' \
