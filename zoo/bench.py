@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from generators.engines import make_engine
 from generators.engines.base import Batch, Engine
 from generators.optimizers import make_optimizer
 from generators.tasks.data import Split, TaskData
+from zoo.plan import Population
 
 BATCH = 128
 EVALUATION_COST = 0.37
@@ -85,6 +87,25 @@ def measure(task: str, engine: str = "auto", runs: int | None = None, seconds: f
         gflops=rate * step_operations(task, tokens) / 1e9,
         matmul_gflops=matmul_rate(device) / 1e9,
     )
+
+
+def first_estimate(populations: Sequence[Population], data: TaskData, engine: str, slots: int) -> tuple[float, float]:
+    """Measure for about a second; return (run-steps per second of all slots, seconds that `populations` will take).
+
+    For a sweep's first word on its time, before it has a rate of its own: one thread a slot, evaluations included.
+    """
+    first = populations[0].runs[0]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = make_engine(engine, data, "cpu")
+    batch_size = min(first.batch_size, len(data.train))
+    rate = slots * train_rate(made, min(len(populations[0].runs), 8), seconds=1.0, batch_size=batch_size)
+    torch.set_num_threads(threads)
+    steps = 0.0
+    for run in (run for population in populations for run in population.runs):
+        steps += run.epochs * (round(run.train_fraction * len(data.train)) // run.batch_size)
+        steps += (run.epochs + 1) * len(data.test) / run.batch_size * EVALUATION_COST
+    return rate, steps / rate
 
 
 def train_rate(engine: Engine, runs: int, seconds: float, batch_size: int = BATCH) -> float:

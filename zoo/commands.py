@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from generators.errors import InputError
+from zoo.durations import duration
 
 DONE, CHECK_FAILED, BAD_INPUT, QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -24,11 +25,6 @@ def _print(record: dict[str, Any], as_json: bool) -> None:
     width = max(len(name) for name in record)
     for name, value in record.items():
         print(f"{name:<{width}}  {value}")
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -53,7 +49,7 @@ def plan(options: argparse.Namespace) -> int:
         "checkpoint_bytes": plan.checkpoint_bytes(),
     }
     if options.rate:
-        record |= {"seconds": round(steps / options.rate), "time": _duration(steps / options.rate)}
+        record |= {"seconds": round(steps / options.rate), "time": duration(steps / options.rate)}
     _print(record, options.json)
     return DONE
 

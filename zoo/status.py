@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from zoo.durations import duration
 from zoo.plan import Population
 from zoo.signs import Sign
 from zoo.store import Store
@@ -71,7 +72,7 @@ class SweepStatus:
             f"  bytes        {self.bytes_sealed / 1e6:.1f} MB sealed, {self.bytes_planned / 1e6:.1f} MB planned",
         ]
         if self.epochs_per_second:
-            left = "" if self.seconds_left is None else f", {_duration(self.seconds_left)} left"
+            left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
             lines.append(f"  rate         {self.epochs_per_second:.2f} runs x epochs a second{left}")
         lines += [f"  running      {_describe(attempt)}" for attempt in self.running]
         lines += [f"  quarantined  {population}: {error}" for population, error in self.quarantined.items()]
@@ -143,14 +144,5 @@ def _describe(attempt: RunningPopulation) -> str:
     silent = "" if attempt.alive else ", taken for dead"
     return (
         f"{attempt.population} on {attempt.host}: epoch {attempt.epoch} of {attempt.epochs}, {attempt.runs} runs, "
-        f"last sign of life {_duration(attempt.age)} ago{silent}"
+        f"last sign of life {duration(attempt.age)} ago{silent}"
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
-    first = next((i for i, (count, _) in enumerate(parts) if count), 3)
-    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])

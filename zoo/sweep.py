@@ -10,10 +10,12 @@ from tqdm import tqdm
 
 from generators.architecture import parameter_count
 from generators.tasks.data import TaskData
+from zoo.bench import first_estimate
 from zoo.cluster import DISK_FULL, Cluster, Failure, FailureKind, connect
 from zoo.config import SweepConfig
 from zoo.data_record import load_data, write_data_record
 from zoo.driver import Driver, disk_full
+from zoo.durations import duration
 from zoo.errors import PlanError, StoreError
 from zoo.plan import BYTES_PER_WEIGHT, Plan, Population, differences, make_plan
 from zoo.signals import Interrupted, Stop, stop_signals
@@ -113,6 +115,9 @@ def _generate(
             device="cuda" if cluster.on_gpu else "cpu",
             state_seconds=config.store.state_seconds,
         )
+        if progress and todo and address is None and not cluster.on_gpu:
+            rate, seconds = first_estimate(todo, data, config.engine, cluster.slots)
+            print(f"about {duration(seconds)} at {rate:.0f} run-steps/s, as measured for a second", file=sys.stderr)
         started = time.monotonic()
         with _bar(todo, progress) as bar:
             driver = Driver(store, cluster, settings, config.sweep, data, stop, bar)
