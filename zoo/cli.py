@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input (one line says which), 3 some 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +18,8 @@ from zoo import commands, commands_nfn
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if sys.stderr is None:  # closed by whoever started us
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - lives as long as the process
     options = parser().parse_args(arguments)
     try:
         return options.run(options)
@@ -29,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has had enough
         return commands.DONE
+    except OSError as error:
+        print(f"zoo: error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return commands.BAD_INPUT
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
     select.add_argument("dataset", metavar="DATASET")
     _selection_arguments(select)
     select.add_argument("--split", choices=("train", "validation", "test"), help="only this split")
-    select.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder")
+    select.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="a new folder, or an earlier selection's"
+    )
 
     evaluate = _command(group, "evaluate", commands.evaluate, "evaluate checkpoints again and compare with the record")
     evaluate.add_argument("dataset", metavar="DATASET", help="a dataset folder or a repository")

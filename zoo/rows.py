@@ -2,6 +2,7 @@
 of each row lie. Weights are not read here; what is held in memory is about 6 kB a run of 50 epochs and four labels.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,7 @@ class _Collector:
     def add(self, store: Store, plan: Plan, commit: Commit, runs: Sequence[Hyperparameters]) -> None:
         folder = store.attempt_folder(commit.population, commit.attempt)
         run_ids = [run.run_id for run in runs]
+        _check_digest(folder / METRICS_FILE, commit)
         metrics = _Metrics(folder / METRICS_FILE, run_ids)
         self.curves.append(metrics.curves())
         common = [
@@ -117,11 +119,8 @@ class _Collector:
         name = checkpoint_file(label)
         if name not in commit.files:
             return {}
+        _check_digest(folder / name, commit)
         stacked = StackedCheckpoints(folder / name)
-        if (size := stacked.path.stat().st_size) != commit.files[name].size:
-            raise StoreError(
-                f"{stacked.path}: found {size} bytes, its commit says {commit.files[name].size}; see `zoo verify`"
-            )
         self.files.append(stacked.path)
         header = stacked.header
         places = zip(range(len(header["run_ids"])), header["epochs"], strict=True)
@@ -137,6 +136,18 @@ class _Collector:
             file=np.array(self.file, np.int32),
             position=np.array(self.position, np.int32),
         )
+
+
+def _check_digest(path: Path, commit: Commit) -> None:
+    """Refuse a file that is not the one that was sealed: a dataset of it would look sound."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error}); see `zoo verify`") from error
+    sealed = commit.files[path.name].sha256
+    if found != sealed:
+        raise StoreError(f"{path}: found SHA-256 {found[:16]}, its commit says {sealed[:16]}; see `zoo verify`")
 
 
 class _Metrics:

@@ -268,15 +268,21 @@ class TestRefusals:
         content = bytearray(path.read_bytes())
         content[-1] ^= 0x80  # the sign of the last weight
         path.write_bytes(content)
+        (commit,) = other.commits()
+        other.unseal(commit.population)
+        other.seal(replace(commit, files=commit.files | {path.name: FileRecord.of(bytes(content))}))
         with pytest.raises(DatasetError, match="found two copies that differ"):
             write_shards([one, other], tmp_path / "out", progress=False)
 
-    def test_a_truncated_checkpoint_file(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("pattern", ["*.safetensors", "metrics.parquet"])
+    @pytest.mark.parametrize("damage", ["cut", "flip"])
+    def test_a_damaged_file_of_a_sweep(self, tmp_path: Path, pattern: str, damage: str) -> None:
         store = write_large_sweep(tmp_path / "sweep", 2, epochs=1, labels=("0",))
-        (path,) = store.root.rglob("*.safetensors")
-        size = path.stat().st_size
-        path.write_bytes(path.read_bytes()[:-4])
-        with pytest.raises(StoreError, match=re.escape(f"{path}: found {size - 4} bytes, its commit says {size}")):
+        (path,) = store.root.rglob(pattern)
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 1
+        path.write_bytes(content[:-4] if damage == "cut" else content)
+        with pytest.raises(StoreError, match=rf"{re.escape(str(path))}: found SHA-256 \w+, its commit says \w+; see"):
             write_shards([store], tmp_path / "out", progress=False)
 
     def test_nothing_sealed(self, tmp_path: Path) -> None:
