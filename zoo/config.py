@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from zoo.errors import ConfigError
 from zoo.shipped import shipped_folder
 
 ENGINES = ("auto", "torch", "fused")
+INTEGER_BITS = 63
+"""Without the sign; numbers end in int64 columns."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,7 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> SweepConfi
         ConfigError: one line with the file, the field, what was found and what was expected.
     """
     text, name = _read(source)
-    try:
-        content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+    content = _from_yaml(text, f"{name}: ")
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: found {type(content).__name__}, expected keys and values such as `task: mnist`")
     for override in overrides:
@@ -179,7 +179,7 @@ def parse_config(content: Mapping[str, Any]) -> SweepConfig:
     content = dict(content)
     data = content.pop("data", None)
     task = content.get("task")
-    if task not in SOURCES:
+    if not isinstance(task, str) or task not in SOURCES:
         raise ConfigError(f"task: found {task!r}, expected one of {', '.join(SOURCES)}")
     config = build(SweepConfig, content, "")
     return dataclasses.replace(config, data=build(SOURCES[task], {} if data is None else data, "data."))
@@ -216,6 +216,11 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     """Check a plain value against a type hint and return it in that type (lists become tuples, 1 becomes 1.0)."""
     if hint is Any:
         return value
+    if type(value) is int and value.bit_length() > INTEGER_BITS:
+        raise ConfigError(
+            f"{where}: found a whole number of {value.bit_length()} bits, expected one that fits into "
+            f"{INTEGER_BITS} bits and a sign"
+        )
     if get_origin(hint) in (Union, UnionType):
         for option in get_args(hint):
             try:
@@ -253,10 +258,7 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set {override}: expected key=value, for example --set epochs=10")
-    try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: the value is not valid YAML") from error
+    value = _from_yaml(text, f"--set {override}: the value is ")
     *parents, last = key.split(".")
     for parent in parents:
         if not isinstance(content.setdefault(parent, {}), dict):
@@ -265,17 +267,25 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     content[last] = value
 
 
+def _from_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    # PyYAML lets through what int(), date() and its own tables say of `!!int abc`, 2020-99-99 or `!!bool abc`.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{where}not valid YAML: {' '.join(str(error).split())}") from error
+
+
 def _read(source: str | Path) -> tuple[str, str]:
     """Return the text of a configuration and the name by which errors call it."""
     path = Path(source)
-    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+    if path.suffix not in (".yaml", ".yml") and not os.path.isfile(path):
         preset = shipped_folder("configs") / f"{source}.yaml"
-        if preset.is_file():
+        if os.path.isfile(preset):  # Path's own method raises where a name is too long
             return preset.read_text(encoding="utf-8"), f"preset {source}"
         raise ConfigError(f"{source}: no such file or preset; presets: {', '.join(presets())}")
     try:
         return path.read_text(encoding="utf-8"), str(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML file") from error
 
 

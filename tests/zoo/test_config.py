@@ -54,6 +54,10 @@ BAD = [
     ({"data": {"sourse": "embedded"}}, "data.sourse: unknown key; did you mean data.source?"),
     ({"data": {"source": "web"}}, "data.source: found 'web', expected one of idx, torchvision, embedded"),
     ({"task": "cifar"}, "task: found 'cifar', expected one of mnist"),
+    ({"task": ["mnist"]}, "task: found ['mnist'], expected one of mnist"),
+    ({"epochs": 2**63}, "epochs: found a whole number of 64 bits, expected one that fits into 63 bits and a sign"),
+    (grid(learning_rate=[10**400]), "grid[0].learning_rate[0]: found a whole number of 1329 bits"),
+    ({"population_size": 2**63}, "population_size: found a whole number of 64 bits"),
     ({"epochs": "ten"}, "epochs: found 'ten', expected a whole number"),
     ({"epochs": 2.0}, "epochs: found 2.0, expected a whole number"),
     ({"epochs": True}, "epochs: found True, expected a whole number"),
@@ -104,6 +108,12 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ("task: [mnist", "not valid YAML"),
         ("- mnist\n", "found list, expected keys and values"),
         ("", "found NoneType, expected keys and values"),
+        ("batch_size: 2020-13-45", "not valid YAML: month must be in 1..12"),
+        ("batch_size: !!int abc", "not valid YAML: invalid literal for int()"),
+        ("batch_size: !!int ''", "not valid YAML: string index out of range"),
+        ("batch_size: !!bool abc", "not valid YAML: 'abc'"),
+        ("batch_size: !!timestamp abc", "not valid YAML"),
+        ("[" * 5000, "not valid YAML: maximum recursion depth exceeded"),
         ("task: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
     ],
 )
@@ -143,6 +153,7 @@ def test_set_takes_any_key_and_reads_its_value_as_yaml(tmp_path: Path) -> None:
         ("epoch=3", "epoch: unknown key; did you mean epochs?"),
         ("epochs.x=3", "--set epochs.x=3: epochs is no group of keys"),
         ("epochs=[", "--set epochs=[: the value is not valid YAML"),
+        ("data.source=2020-99-99", "--set data.source=2020-99-99: the value is not valid YAML: month must be in 1..12"),
         ("epochs=", "epochs: found None, expected a whole number"),
     ],
 )
@@ -155,6 +166,12 @@ def test_a_bad_set_is_one_line(override: str, message: str, tmp_path: Path) -> N
 def test_a_name_that_is_neither_file_nor_preset_lists_the_presets() -> None:
     with pytest.raises(ConfigError, match=r"mnits: no such file or preset; presets: .*mnist.*quickstart"):
         load_config("mnits")
+
+
+@pytest.mark.parametrize("name", ["m" * 3000, "mnist\0", "m" * 3000 + ".yaml", "mnist\0.yaml"])
+def test_a_name_that_no_file_can_have_is_one_line(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"no such file or preset|cannot be read"):
+        load_config(name)
 
 
 @pytest.mark.parametrize("preset", presets())
