@@ -16,7 +16,7 @@ from typing import Any
 from generators.architecture import parameter_count
 from generators.errors import InputError
 from generators.hyperparameters import Hyperparameters
-from generators.population import PER_RUN_FIELDS
+from generators.population import HELD_OUT_SHARE, PER_RUN_FIELDS
 from zoo.config import SweepConfig
 from zoo.errors import PlanError
 
@@ -134,11 +134,11 @@ def make_plan(
 
     Args:
         data_digest: digest of the prepared data (TaskData.digest), part of every run_id.
-        train_samples: size of the training set, from which an automatic population size follows on a CPU.
+        train_samples: size of the training set; an automatic population size on a CPU follows from it.
         exclude: run_ids that exist already (of a sweep that is extended).
 
     Raises:
-        PlanError: nothing is left to train.
+        PlanError: nothing is left to train, or a train fraction leaves less than one batch.
     """
     done = set(exclude)
     runs = [run for run in expand_grid(config, data_digest) if run.run_id not in done]
@@ -152,8 +152,23 @@ def make_plan(
     groups: dict[tuple, list[Hyperparameters]] = defaultdict(list)
     for run in runs:
         groups[tuple(v for name, v in run.to_dict().items() if name not in PER_RUN_FIELDS)].append(run)
+    for group in groups.values():
+        _require_a_batch(group[0], train_samples)
     populations = (Population.of(part) for group in groups.values() for part in _even_parts(group, size))
     return Plan(tuple(populations), config.labels, size, config.data.settings())
+
+
+def _require_a_batch(run: Hyperparameters, train_samples: int) -> None:
+    """Refuse a run whose part of the training data is less than one batch, counted as the training does."""
+    held_out = round(train_samples * HELD_OUT_SHARE) if run.best_by == "validation" else 0
+    left = round(run.train_fraction * (train_samples - held_out))
+    if left < run.batch_size:
+        of_which = f", of which {held_out} are held out" if held_out else ""
+        raise PlanError(
+            f"train_fraction: found {run.train_fraction}, which leaves {left} of {train_samples} training samples"
+            f"{of_which}, expected at least one batch (batch_size {run.batch_size}); "
+            f"lower batch_size, raise train_fraction or use more data"
+        )
 
 
 def _even_parts(group: list[Hyperparameters], size: int) -> Iterator[list[Hyperparameters]]:

@@ -158,6 +158,29 @@ def test_bytes_and_steps_of_a_plan() -> None:
     assert make_plan(tiny(grid=[block(train_fraction=[0.7])]), DIGEST, 128).run_steps(128) == 4 * 4 * 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "fraction", "message"),
+    [
+        ({"batch_size": 90}, 0.7, None),  # round(0.7 * 128) = 90
+        ({"batch_size": 91}, 0.7, "train_fraction: found 0.7, which leaves 90 of 128 training samples, expected"),
+        ({"batch_size": 117, "best_by": "validation"}, 1.0, None),  # 128 - round(128 / 12) = 117
+        (
+            {"batch_size": 118, "best_by": "validation"},
+            1.0,
+            "which leaves 117 of 128 training samples, of which 11 are held out, expected at least one batch "
+            "(batch_size 118)",
+        ),
+    ],
+)
+def test_less_than_one_batch_is_refused_when_planned(changes: dict, fraction: float, message: str | None) -> None:
+    config = tiny(grid=[block(train_fraction=[1.0]), block(train_fraction=[fraction])], **changes)
+    if message is None:
+        assert make_plan(config, DIGEST, 128).run_steps(128) > 0
+    else:
+        with pytest.raises(PlanError, match=re.escape(message)):
+            make_plan(config, DIGEST, 128)
+
+
 def test_the_order_of_runs_names_the_population() -> None:
     first = make_plan(tiny(), DIGEST, 128).populations[0]
     assert Population.of(reversed(first.runs)).id != first.id
