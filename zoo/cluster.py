@@ -110,8 +110,12 @@ def connect(workers: int | None = None, address: str | None = None, gpus_per_tas
         gpus_per_task: less than 1 puts several tasks on a GPU.
 
     Raises:
-        ZooError: no cluster answers at `address`.
+        ZooError: `workers` is negative, or no cluster answers at `address`.
     """
+    if workers is not None and workers < 0:
+        raise ZooError(
+            f"--workers: found {workers}, expected 0 or more; leave it out to use all GPUs, or all cores without one"
+        )
     if workers == 0:
         return InProcess()
     return RayCluster(workers, address, gpus_per_task)

@@ -147,6 +147,11 @@ def test_slots_follow_the_cluster_and_the_bound(ray_address: str) -> None:
         cluster.close()
 
 
+def test_workers_below_zero_are_refused() -> None:
+    with pytest.raises(ZooError, match="^--workers: found -3, expected 0 or more"):
+        connect(-3)
+
+
 def test_no_cluster_at_an_address_is_one_line() -> None:
     with pytest.raises(
         ZooError, match=r"^--address 127\.0\.0\.1:1: no Ray cluster answers .*leave --address out"
