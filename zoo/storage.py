@@ -4,11 +4,15 @@ Names are relative, with slashes ("commits/0a1b.json"). The contract that everyt
 whole content or nothing; `put_if_absent` lets exactly one of many win; what was written is there after a power cut.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from zoo.errors import StoreError
+
 S3_PREFIX = "s3://"
+URL_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 TEMPORARY_PREFIX = ".tmp-"
 """Files of this prefix are unfinished; readers ignore them and anyone may remove old ones."""
 
@@ -79,11 +83,18 @@ class Storage(Protocol):
 
 
 def open_storage(root: Path | str) -> Storage:
-    """Return the storage that a folder or an `s3://bucket/prefix` names."""
+    """Return the storage that a folder or an `s3://bucket/prefix` names.
+
+    Raises:
+        StoreError: a URL of another kind.
+    """
     if str(root).startswith(S3_PREFIX):
         from zoo.objects import ObjectStorage  # s3fs is optional
 
         return ObjectStorage(str(root))
+    # A Path has lost one of the two slashes; what it names is a folder.
+    if isinstance(root, str) and (scheme := URL_SCHEME.match(root)):
+        raise StoreError(f"{root}: found the scheme {scheme[0]}, expected a folder or {S3_PREFIX}bucket/prefix")
     from zoo.files import LocalStorage
 
     return LocalStorage(Path(root))

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from zoo import files
+from zoo.errors import StoreError
 from zoo.files import LocalStorage
+from zoo.storage import open_storage
 
 
 def test_of_many_puts_of_one_name_exactly_one_wins_and_its_content_stays(tmp_path: Path) -> None:
@@ -24,6 +26,16 @@ def test_of_many_puts_of_one_name_exactly_one_wins_and_its_content_stays(tmp_pat
     assert len(winners) == 1
     assert path.read_bytes() == b"%d" % winners[0]
     assert [p.name for p in path.parent.iterdir()] == ["seal.json"]
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/x", "gs://bucket/x", "S3://bucket/x"])
+def test_a_url_of_another_kind_is_no_folder(url: str) -> None:
+    with pytest.raises(StoreError, match=rf"^{url}: found the scheme \w+://, expected a folder or s3://bucket/prefix"):
+        open_storage(url)
+
+
+def test_a_folder_may_have_a_colon(tmp_path: Path) -> None:
+    assert open_storage(f"{tmp_path}/a:b").root == tmp_path / "a:b"
 
 
 def test_a_write_replaces_whole_contents(tmp_path: Path) -> None:
