@@ -28,6 +28,8 @@ from zoo.storage import TEMPORARY_PREFIX, open_storage
 
 COMMIT_FORMAT = 1
 METRICS_FILE = "metrics.parquet"
+FOLDERS = {"plans", "data", "populations", "commits", "quarantine", "removed"}
+"""All that lies in a sweep directory."""
 SIGN_FILE = "progress.json"
 STOP_FILE = "stop"
 STATE_FOLDER = "state"
@@ -119,8 +121,15 @@ class Store:
         """Try whether the storage keeps the one promise that sealing needs: of two puts of a name, one wins.
 
         Raises:
-            StoreError: it does not, or nothing can be written there.
+            StoreError: it does not, nothing can be written there, or what lies there is no sweep.
         """
+        foreign = set(self.storage.children("")) - FOLDERS
+        if foreign and not self.has_plan():
+            found = ", ".join(sorted(foreign)[:3]) + " and more" * (len(foreign) > 3)
+            raise StoreError(
+                f"{self.root}: found {found}, expected a sweep directory or a new or empty folder; "
+                f"use another --sweep-dir"
+            )
         name = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
         try:
             answers = [self.storage.put_if_absent(name, content) for content in (b"first", b"second")]

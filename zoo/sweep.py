@@ -147,10 +147,8 @@ def settle_plan(store: Store, config: SweepConfig, data: TaskData, on_gpu: bool,
         return plans
     if not extend:
         lines = "; ".join(differences(planned, plans[0]))
-        raise PlanError(
-            f"{store.root}: the sweep was planned otherwise ({lines}); "
-            f"use another --sweep-dir, or --extend to add runs to this one"
-        )
+        way = ", or --extend to add runs to this one" if known < wanted else ""
+        raise PlanError(f"{store.root}: the sweep was planned otherwise ({lines}); use another --sweep-dir{way}")
     if planned.labels != plans[0].labels:
         raise PlanError(
             f"save_epochs: found {list(planned.labels)}, expected {list(plans[0].labels)} as in {store.root}; "

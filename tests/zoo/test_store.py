@@ -191,3 +191,10 @@ def test_pace_counts_from_where_the_attempt_began() -> None:
 
 def test_records_hold_size_and_digest() -> None:
     assert FileRecord.of(b"abc") == FileRecord(3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+
+
+def test_a_folder_of_something_else_is_no_place_for_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "mnist.yaml").write_text("task: mnist\n")
+    with pytest.raises(StoreError, match=r"found mnist.yaml, expected a sweep directory or a new or empty folder"):
+        Store(tmp_path).check()
+    assert [path.name for path in tmp_path.iterdir()] == ["mnist.yaml"]

@@ -231,7 +231,14 @@ def test_another_configuration_or_other_data_is_refused_with_what_differs(
     with pytest.raises(PlanError, match=re.escape(named)) as caught:
         run(tiny(**change), undisturbed, digits_dir)
     assert "\n" not in str(caught.value)
-    assert "use another --sweep-dir, or --extend" in str(caught.value)
+    assert str(caught.value).endswith("; use another --sweep-dir")
+
+
+def test_a_configuration_with_more_runs_is_refused_with_the_way_to_add_them(
+    undisturbed: Path, digits_dir: Path
+) -> None:
+    with pytest.raises(PlanError, match="use another --sweep-dir, or --extend to add runs to this one"):
+        run(tiny(grid=[block(), block(l2=[1e-3])]), undisturbed, digits_dir)
 
 
 def test_what_changes_no_result_may_change(undisturbed: Path, digits_dir: Path) -> None:
