@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -278,15 +277,21 @@ def _from_yaml(text: str, where: str) -> Any:
 def _read(source: str | Path) -> tuple[str, str]:
     """Return the text of a configuration and the name by which errors call it."""
     path = Path(source)
-    if path.suffix not in (".yaml", ".yml") and not os.path.isfile(path):
-        preset = shipped_folder("configs") / f"{source}.yaml"
-        if os.path.isfile(preset):  # Path's own method raises where a name is too long
-            return preset.read_text(encoding="utf-8"), f"preset {source}"
+    if path.suffix not in (".yaml", ".yml") and not _is_file(path):
+        if str(source) in presets():
+            return (shipped_folder("configs") / f"{source}.yaml").read_text(encoding="utf-8"), f"preset {source}"
         raise ConfigError(f"{source}: no such file or preset; presets: {', '.join(presets())}")
     try:
         return path.read_text(encoding="utf-8"), str(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML file") from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 class _Loader(yaml.SafeLoader):

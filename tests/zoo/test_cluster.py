@@ -148,7 +148,7 @@ def test_slots_follow_the_cluster_and_the_bound(ray_address: str) -> None:
 
 
 def test_workers_below_zero_are_refused() -> None:
-    with pytest.raises(ZooError, match="^--workers: found -3, expected 0 or more"):
+    with pytest.raises(ZooError, match=r"^--workers: found -3, expected 0 or more"):
         connect(-3)
 
 
