@@ -33,7 +33,7 @@ class SweepStatus:
 
     sealed populations and runs count; diverged ones are among the sealed.
     quarantined: population id -> last line of its error.
-    epochs_done, epochs_planned: runs x epochs, with what is running.
+    epochs_done, epochs_planned: runs x epochs, with what is running and what is saved in states.
     epochs_per_second: of all attempts that are alive together; None where none has finished an epoch.
     seconds_left: at that rate. bytes_sealed, bytes_planned: of checkpoints and metrics; planned: of weights.
     """
@@ -100,8 +100,11 @@ def sweep_status(path: Path | str) -> SweepStatus:
                 running.append(entry)
                 rate += entry.runs * (sign.epochs_per_second() or 0.0) * entry.alive
     planned = sum(_epochs(p) for p in populations.values())
-    furthest = {entry.population: entry for entry in sorted(running, key=lambda entry: entry.epoch)}
-    done = sum(_epochs(populations[id_]) for id_ in sealed) + sum(e.runs * e.epoch for e in furthest.values())
+    furthest = {id_: store.saved_epoch(id_) for id_ in store.begun() if id_ in populations and id_ not in sealed}
+    for entry in running:
+        furthest[entry.population] = max(furthest.get(entry.population, 0), entry.epoch)
+    done = sum(_epochs(populations[id_]) for id_ in sealed)
+    done += sum(len(populations[id_].runs) * epoch for id_, epoch in furthest.items())
     return SweepStatus(
         sweep=str(store.root),
         task=plans[0].task,

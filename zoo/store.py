@@ -262,6 +262,10 @@ class Store:
             if state_is_whole(name, content):
                 yield content
 
+    def saved_epoch(self, population: str) -> int:
+        """Return the epoch of the newest state, from its name; 0 where there is none."""
+        return max((int(name.partition("-")[0]) for name in self.states(population)), default=0)
+
     def states(self, population: str) -> list[str]:
         """Return the names of a population's states; they start with the epoch."""
         return self.storage.children(_attempt_name(population, STATE_FOLDER))

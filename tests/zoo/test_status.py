@@ -8,6 +8,7 @@ import pytest
 from sweep_tools import block, tiny
 
 from zoo.errors import StoreError
+from zoo.plan import make_plan
 from zoo.signs import STALE_SECONDS, Sign
 from zoo.status import sweep_status
 from zoo.store import Store
@@ -116,3 +117,12 @@ def test_it_is_json(half: Store) -> None:
 def test_what_is_no_sweep_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"found no plans/000\.json, expected a sweep directory"):
         sweep_status(tmp_path)
+
+
+def test_epochs_of_saved_states_are_not_lost_to_the_reader(tmp_path: Path) -> None:
+    store = Store(tmp_path / "sweep")
+    plan = make_plan(tiny(), "0" * 16, 96)
+    store.add_plan(plan)
+    store.save_state(plan.populations[0].id, 1, b"older")
+    store.save_state(plan.populations[0].id, 3, b"newest")
+    assert sweep_status(store.root).epochs_done == 3 * len(plan.populations[0].runs)
