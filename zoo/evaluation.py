@@ -140,10 +140,20 @@ def _plan(zoo: Zoo, task: str) -> Plan:
     except (OSError, ValueError, KeyError) as error:
         raise DatasetError(f"{where}: not readable ({error!r}), expected a list of plans; see `zoo verify`") from error
     for name in names:
-        plan = Plan.from_json(zoo.source.read_bytes(name).decode(), f"{zoo.source.name}/{name}")
+        plan = Plan.from_json(_plan_text(zoo, name), f"{zoo.source.name}/{name}")
         if plan.task == task:
             return plan
     raise DatasetError(f"{where}: found no plan of task {task}, expected one; build the dataset again")
+
+
+def _plan_text(zoo: Zoo, name: str) -> str:
+    try:
+        return zoo.source.read_bytes(name).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(
+            f"{zoo.source.name}/{name}: not readable ({error!r}), expected a plan that {PROVENANCE} names; "
+            f"get the dataset again"
+        ) from error
 
 
 def _load_data(zoo: Zoo, plan: Plan, data_dir: Path | None) -> tuple[TaskData, str]:

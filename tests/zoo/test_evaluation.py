@@ -172,6 +172,16 @@ def test_a_dataset_without_plans_says_so(copy: Path, digits_dir: Path) -> None:
         evaluate(copy, "mnist", digits_dir, progress=False)
 
 
+def test_a_plan_that_is_gone_or_no_text_is_one_line(copy: Path, digits_dir: Path) -> None:
+    (plan,) = (copy / "plans").iterdir()
+    plan.write_bytes(b"\xff")
+    with pytest.raises(DatasetError, match=rf"{plan.name}: not readable \(UnicodeDecodeError\(.*expected a plan"):
+        evaluate(copy, "mnist", digits_dir, progress=False)
+    plan.unlink()
+    with pytest.raises(DatasetError, match=rf"{plan.name}: not readable \(FileNotFoundError\(.*expected a plan"):
+        rerun(copy, top(copy)["run_id"], digits_dir, progress=False)
+
+
 # Texts
 
 
