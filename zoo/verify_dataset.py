@@ -17,6 +17,7 @@ from datasets import Features
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard
 
+from generators.architecture import CLASSES
 from zoo.builder import PROVENANCE, read_checksums
 from zoo.card import content_version
 from zoo.dataset import INDEX
@@ -50,18 +51,18 @@ def verify_dataset(folder: Path | str) -> list[str]:
     try:
         card = _Card.read(folder)
         plans, found = _read_plans(folder)
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         return [*problems, f"{CARD} or {PROVENANCE}: cannot be read ({one_line(error)})"]
     problems += found + _check_card(card, digests)
     named = {path: (task, split) for task, files in card.files.items() for split, path in files}
     whole = {path: place for path, place in named.items() if path not in broken and (folder / path).is_file()}
     indexes = [path for path, (task, _) in whole.items() if task == INDEX]
-    shards = {path: place for path, place in whole.items() if place[0] != INDEX}
+    shards = {path: place for path, place in whole.items() if place[0] in CLASSES}
     if not indexes:
         return [*problems, f"{CARD}: found no readable index, so rows were not checked"]
     try:
         index = pa.concat_tables(pq.read_table(folder / path) for path in indexes)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         return [*problems, f"{indexes[0]}: cannot be read ({one_line(error)})"]
     if not index.schema.equals(index_schema()):
         return [*problems, f"{indexes[0]}: its columns are not those of an index"]
@@ -75,16 +76,21 @@ def verify_dataset(folder: Path | str) -> list[str]:
 
 def _check_files(folder: Path, digests: dict[str, str]) -> list[str]:
     """Compare the files with SHA256SUMS."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     found = {path.as_posix() for path in paths if path.parts[0] not in CLIENT_NAMES} - {CHECKSUMS}
+    # A link may lead out of the folder or nowhere, and reading a pipe has no end.
+    irregular = {name for name in found if (folder / name).is_symlink() or not (folder / name).is_file()}
     problems = [f"{name}: listed in {CHECKSUMS} but missing" for name in sorted(digests.keys() - found)]
     problems += [f"{name}: not listed in {CHECKSUMS}" for name in sorted(found - digests.keys())]
+    problems += [
+        f"{name}: a link or special file, expected a regular file" for name in sorted(irregular & digests.keys())
+    ]
 
     def digest(name: str) -> str:
         with (folder / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    names = sorted(digests.keys() & found)
+    names = sorted(digests.keys() & (found - irregular))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         actual = dict(zip(names, pool.map(digest, names), strict=True))
     return problems + [
@@ -110,6 +116,9 @@ class _Card:
             name: [(split["split"], path) for split in config["data_files"] for path in split["path"]]
             for name, config in configs.items()
         }
+        for path in (path for pairs in files.values() for _, path in pairs):
+            if not isinstance(path, str):
+                raise TypeError(f"data_files: found the path {path!r}, expected text")
         infos = DatasetInfosDict.from_dataset_card_data(data)
         versions = {name: config["version"] for name, config in configs.items()}
         return cls(files, versions, {name: info.features for name, info in infos.items()})
@@ -122,6 +131,9 @@ def _check_card(card: _Card, digests: dict[str, str]) -> list[str]:
     problems = [f"{CARD}: names {name}, which is missing" for name in sorted(named - parquet)]
     problems += [f"{CARD}: does not name {name}" for name in sorted(parquet - named)]
     for task, files in card.files.items():
+        if task != INDEX and task not in CLASSES:
+            problems.append(f"{CARD}: found config {task}, expected one of {INDEX}, {', '.join(CLASSES)}")
+            continue
         schema = index_schema() if task == INDEX else checkpoint_schema(task)
         if card.features.get(task) != Features.from_arrow_schema(schema):
             problems.append(f"{CARD}: the features of config {task} are not the columns of its files")
@@ -135,6 +147,9 @@ def _read_plans(folder: Path) -> tuple[list[Plan], list[str]]:
     plans, problems = [], []
     for name, digest in json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))["plans"].items():
         try:
+            if not (folder / name).is_file():
+                problems.append(f"{PROVENANCE}: names {name}, which is no file of the dataset")
+                continue
             plan = Plan.from_json((folder / name).read_text(encoding="utf-8"), name)
         except (ZooError, OSError, UnicodeDecodeError) as error:
             problems.append(one_line(error))

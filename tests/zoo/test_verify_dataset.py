@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -9,11 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from huggingface_hub import DatasetCard
 
 from zoo.builder import PROVENANCE, read_checksums
 from zoo.errors import DatasetError
 from zoo.schema import tensor_array, tensor_values
 from zoo.shards import _weight_options
+from zoo.verification import verify
 from zoo.verify_dataset import verify_dataset
 
 pytest_plugins = ["dataset_fixtures"]
@@ -110,6 +114,29 @@ class TestFiles:
         seal(copy)
         assert verify_dataset(copy) == [f"README.md: names {name}, which is missing"]
 
+    @pytest.mark.parametrize("kind", ["dangling", "link", "pipe"])
+    @pytest.mark.parametrize("pattern", ["mnist/train-*", "plans/*.json", "index/*", "README.md", "provenance.json"])
+    def test_what_stands_in_a_files_place_is_not_read(
+        self, kind: str, pattern: str, copy: Path, tmp_path: Path
+    ) -> None:
+        (path,) = copy.glob(pattern)
+        path.rename(tmp_path / "elsewhere")
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+        name = path.relative_to(copy).as_posix()
+        assert verify_dataset(copy)[0] == f"{name}: a link or special file, expected a regular file"
+
+    def test_a_folder_behind_a_link(self, copy: Path, tmp_path: Path) -> None:
+        (copy / "mnist").rename(tmp_path / "elsewhere")
+        (copy / "mnist").symlink_to(tmp_path / "elsewhere")
+        problems = verify_dataset(copy)
+        assert (
+            f"mnist/{next((tmp_path / 'elsewhere').glob('train-*')).name}: listed in SHA256SUMS but missing" in problems
+        )
+        assert "mnist: not listed in SHA256SUMS" in problems
+
 
 class TestCard:
     def change(self, folder: Path, old: str, new: str) -> list[str]:
@@ -142,6 +169,28 @@ class TestCard:
         seal(copy)
         (problem,) = verify_dataset(copy)
         assert problem.startswith("README.md or provenance.json: cannot be read")
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("dataset_info", [5]),
+            ("configs", 5),
+            ("configs", [5]),
+            ("configs", [{"config_name": ["mnist"], "data_files": []}]),
+            ("configs", [{"config_name": "mnist", "version": 1, "data_files": [{"split": "train", "path": [{}]}]}]),
+        ],
+    )
+    def test_an_odd_card(self, key: str, value: object, copy: Path) -> None:
+        card = DatasetCard.load(copy / "README.md")
+        content = card.data.to_dict() | {key: value}
+        (copy / "README.md").write_text(f"---\n{yaml.safe_dump(content)}---\n{card.text}")
+        seal(copy)
+        (problem,) = verify_dataset(copy)
+        assert problem.startswith("README.md or provenance.json: cannot be read")
+
+    def test_a_config_of_no_task(self, copy: Path) -> None:
+        problems = self.change(copy, "config_name: mnist", "config_name: cifar")
+        assert "README.md: found config cifar, expected one of index, mnist, ag_news" in problems
 
 
 class TestPlans:
@@ -235,3 +284,8 @@ class TestShards:
         seal(copy)
         (problem,) = verify_dataset(copy)
         assert problem.startswith(f"mnist/{path.name}: cannot be read")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="absent: found no such folder, expected a sweep directory or a dataset"):
+        verify(tmp_path / "absent")
