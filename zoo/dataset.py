@@ -22,7 +22,7 @@ from torch import Tensor
 from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
 from zoo.data_record import EMBEDDING, VOCABULARY
 from zoo.errors import DatasetError
-from zoo.filters import Filters, expression, one_of
+from zoo.filters import Filters, expression, one_of, require_known_values
 from zoo.reading import Source, open_source
 from zoo.schema import tensor_values
 from zoo.splits import SPLITS
@@ -70,6 +70,14 @@ class Zoo:
             ) from error
         return metadata if isinstance(metadata, dict) else {}
 
+    def __repr__(self) -> str:
+        """Tasks, with their numbers of checkpoints once the index was read: showing a zoo fetches nothing."""
+        tasks = self.tasks
+        if "index" in self.__dict__:
+            rows = self.index.filter(pc.is_valid(pc.field("file")))["task"].to_pylist()
+            tasks = [f"{task} ({rows.count(task)} checkpoints)" for task in tasks]
+        return f"<Zoo {self.source.name}: {', '.join(tasks)}>"
+
     @property
     def tasks(self) -> list[str]:
         return [name for name in self._configs if name != INDEX]
@@ -105,12 +113,14 @@ class Zoo:
 
         Args:
             task: needed where the dataset holds several.
-            filters: conditions on the index's columns, see Filters.
+            filters: conditions on the index's columns, see Filters: "test_accuracy>=0.4", ("optimizer", "==", "adam"),
+                or a list of such.
             split: "train", "validation" or "test"; None for all.
             components: of the weights to read: "embedding", "encoder", "classifier"; None for all.
 
         Raises:
-            DatasetError: an unknown task, split, component or column, or a value of another type than its column.
+            DatasetError: an unknown task, split, component or column, a value of another type than its column, or one
+                that no row has, where a text column has few values.
         """
         if task is None and len(self.tasks) > 1:
             raise DatasetError(f"task: not given, expected one of {', '.join(self.tasks)}")
@@ -124,6 +134,7 @@ class Zoo:
             chosen &= pc.field("split") == split
         if filters:
             chosen &= expression(filters, self.index.schema)
+            require_known_values(filters, self.index)
         specs = [spec for spec in tensor_table(task) if components is None or spec.component in components]
         return Checkpoints(self, task, self.index.filter(chosen), specs)
 
@@ -142,6 +153,9 @@ class Checkpoints:
 
     def __len__(self) -> int:
         return self.metadata.num_rows
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} checkpoints of {self.task}>"
 
     def _part(self, metadata: pa.Table) -> "Checkpoints":
         return Checkpoints(self.zoo, self.task, metadata, self._specs)
@@ -198,7 +212,14 @@ class Checkpoints:
             yield part.metadata, part.tensors()
 
     def models(self) -> list[SmallTransformer]:
-        """Return a model a checkpoint, ready to use, in evaluation mode."""
+        """Return a model a checkpoint, ready to use, in evaluation mode.
+
+        Raises:
+            DatasetError: only some components were chosen, or the dataset lacks the embedding of a text task.
+        """
+        if len(self._specs) != len(tensor_table(self.task)):
+            found = ", ".join(dict.fromkeys(spec.component for spec in self._specs)) or "none"
+            raise DatasetError(f"components: found {found}; models() needs all components: give no `components`")
         vectors = self.zoo.embedding(self.task)[0] if self.task == "ag_news" else None
         tensors = self.tensors()
         models = []
@@ -209,7 +230,7 @@ class Checkpoints:
         return models
 
     def dataset(self, target: str = "test_accuracy") -> "CheckpointDataset":
-        """Return a torch Dataset of (tensors, target) pairs."""
+        """Return a torch Dataset of (tensors, target) pairs; a floating target is float32, ready for a loss."""
         return CheckpointDataset(self, target)
 
     def _places(self) -> dict[tuple[str, int], np.ndarray]:
@@ -240,12 +261,17 @@ def _as_slice(rows: np.ndarray) -> np.ndarray | slice:
 
 
 class CheckpointDataset(torch.utils.data.Dataset):
-    """Checkpoints as a torch Dataset, all in memory: item i is (name -> tensor, value of the target column)."""
+    """Checkpoints as a torch Dataset, all in memory: item i is (name -> tensor, value of the target column).
+
+    Values of a floating column are float32 scalars, as the weights are (null: NaN); others are Python's own.
+    """
 
     def __init__(self, checkpoints: Checkpoints, target: str) -> None:
         one_of("target", target, checkpoints.metadata.column_names)
         self._tensors = checkpoints.tensors()
-        self._target = checkpoints.metadata[target].to_pylist()
+        column = checkpoints.metadata[target]
+        floating = pa.types.is_floating(column.type)
+        self._target = torch.tensor(column.to_numpy(), dtype=torch.float32) if floating else column.to_pylist()
 
     def __len__(self) -> int:
         return len(self._target)

@@ -1,11 +1,12 @@
 """Conditions on columns, with the meaning that pyarrow and datasets give them."""
 
+import difflib
 import functools
 import operator as python
 import re
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,9 +14,9 @@ import pyarrow.compute as pc
 from zoo.errors import DatasetError
 
 Condition: TypeAlias = tuple[str, str, Any]
-Filters: TypeAlias = Sequence[Condition] | Sequence[Sequence[Condition]]
-"""A list of (column, operator, value), all of which hold, or a list of such lists, one of which holds. A null fulfils
-no condition but "not in"."""
+Filters: TypeAlias = str | Condition | Sequence[str | Condition] | Sequence[Sequence[str | Condition]]
+"""One condition, a list of conditions, all of which hold, or a list of such lists, one of which holds. A condition is
+(column, operator, value) or a text that `parse_filter` reads. A null fulfils no condition but "not in"."""
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": python.eq,
@@ -27,6 +28,10 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": python.gt,
 }
 MEMBERSHIPS = ("in", "not in")
+EXAMPLE = '[("test_accuracy", ">=", 0.9)] or "test_accuracy>=0.9"'
+FEW_VALUES = 20
+"""A text column of at most so many values is a choice: a value that no row has is a mistake."""
+LISTED_VALUES = 10
 _TEXT = re.compile(rf"\s*(\w+)(?:\s*({'|'.join(COMPARISONS)})\s*|\s+(not\s+in|in)\s+)([^\s=<>!].*?)\s*")
 
 
@@ -40,7 +45,7 @@ def parse_filter(text: str) -> Condition:
     """
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise DatasetError(f"--filter {text!r}: expected column, operator and value, for example test_accuracy>=0.9")
+        raise DatasetError(f"filter {text!r}: expected column, operator and value, for example test_accuracy>=0.9")
     column, comparison, membership, value = match.groups()
     if comparison:
         return column, comparison, value
@@ -51,14 +56,51 @@ def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
     """Return filters as a pyarrow expression; values given as text take the type of their column.
 
     Raises:
-        DatasetError: no such column or operator, or a value that cannot be compared with the column.
+        DatasetError: these are no filters, no such column or operator, or a value that cannot be compared with the
+            column.
     """
-    groups: Any = [filters] if isinstance(filters[0][0], str) else filters
     alternatives = []
-    for group in groups:
+    for group in _groups(filters):
         conditions = [_condition(name, operator, value, schema) for name, operator, value in group]
         alternatives.append(functools.reduce(python.and_, conditions))
     return functools.reduce(python.or_, alternatives)
+
+
+def require_known_values(filters: Filters, table: pa.Table) -> None:
+    """Refuse a condition that a text column equals a value that none of its rows has, if it has few values in all.
+
+    Raises:
+        DatasetError: names the values that the column has.
+    """
+    for name, operator, value in (condition for group in _groups(filters) for condition in group):
+        is_choice = pa.types.is_string(table.schema.field(name).type) and not name.endswith("_id")
+        if operator not in ("==", "=") or not is_choice:
+            continue
+        known = sorted(table[name].unique().drop_null().to_pylist())
+        if 0 < len(known) <= FEW_VALUES and str(value) not in known:
+            more = " ..." if len(known) > LISTED_VALUES else ""
+            raise DatasetError(
+                f"filters: {name}: found {str(value)!r}, which no row has, expected one of "
+                f"{', '.join(known[:LISTED_VALUES])}{more}"
+            )
+
+
+def _groups(filters: Filters) -> list[list[Condition]]:
+    """Return the conditions as alternatives (or) of lists (and), texts read."""
+    given: Any = [filters] if _is_condition(filters) else filters
+    if isinstance(given, list | tuple) and given:
+        if all(map(_is_condition, given)):
+            given = [given]
+        if all(isinstance(group, list | tuple) and group and all(map(_is_condition, group)) for group in given):
+            return [[parse_filter(each) if isinstance(each, str) else each for each in group] for group in given]
+    raise DatasetError(f"filters: found {filters!r}, expected conditions, for example {EXAMPLE}")
+
+
+def _is_condition(value: Any) -> TypeGuard[str | Condition]:
+    """Tell a condition from a list of them: its first part is a bare name, which no condition's text is."""
+    if isinstance(value, list | tuple):
+        return len(value) == 3 and all(isinstance(part, str) for part in value[:2]) and value[0].isidentifier()
+    return isinstance(value, str)
 
 
 def _condition(name: str, operator: str, value: Any, schema: pa.Schema) -> pc.Expression:
@@ -90,6 +132,8 @@ def _converted(name: str, value: Any, kind: pa.DataType) -> Any:
 
 
 def one_of(what: str, found: str, known: Sequence[str]) -> None:
-    """Raise DatasetError unless `found` is one of `known`."""
+    """Raise DatasetError unless `found` is one of `known`; it suggests the nearest."""
     if found not in known:
-        raise DatasetError(f"{what}: found {found!r}, expected one of {', '.join(known)}")
+        near = difflib.get_close_matches(str(found), known, n=1, cutoff=0.7)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise DatasetError(f"{what}: found {found!r}, expected one of {', '.join(known)}{hint}")

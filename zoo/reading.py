@@ -62,6 +62,8 @@ def open_source(source: str | Path, revision: str | None = None) -> Source:
     if Path(path).is_dir():
         if revision is not None:
             raise DatasetError(f"revision: found {revision!r}, expected none: {path} is a folder, not a Hub repository")
+        if all((Path(path) / part).is_dir() for part in ("plans", "commits")):
+            raise DatasetError(f"{path}: found a sweep directory, expected a dataset; make one of it with `zoo build`")
         return Source(fsspec.filesystem("file"), str(Path(path).absolute()), path)
     if path.startswith(HUB_PREFIX) or ("://" not in path and path.count("/") == 1 and not Path(path).exists()):
         return _open_hub(path.removeprefix(HUB_PREFIX), revision)

@@ -166,10 +166,28 @@ class TestCheckpoints:
         chosen = zoo.checkpoints(split="test")
         loader = torch.utils.data.DataLoader(chosen.dataset(), batch_size=len(chosen))
         ((tensors, target),) = list(loader)
-        assert target.tolist() == chosen.metadata["test_accuracy"].to_pylist()
+        assert target.dtype == torch.float32
+        assert torch.equal(target, torch.tensor(chosen.metadata["test_accuracy"].to_pylist()))
         assert torch.equal(tensors["classifier.fc1.bias"], chosen.tensors()["classifier.fc1.bias"])
         with pytest.raises(DatasetError, match="target: found 'accuracy', expected one of run_id"):
             chosen.dataset("accuracy")
+        by_epoch = torch.utils.data.DataLoader(chosen.dataset("epoch"), batch_size=2)
+        assert next(iter(by_epoch))[1].dtype == torch.int64
+
+    def test_nulls_of_a_floating_target_are_nan(self, zoo: Zoo) -> None:
+        chosen = zoo.checkpoints(filters="epoch_label==0")
+        assert chosen.dataset("train_accuracy")[0][1].isnan()
+
+    def test_models_of_some_components_are_refused(self, zoo: Zoo) -> None:
+        with pytest.raises(DatasetError, match=r"found encoder; models\(\) needs all components"):
+            zoo.checkpoints(components=["encoder"]).models()
+
+    def test_shown_in_a_line_without_reading_anything(self, dataset: Path, stored: Stored) -> None:
+        zoo = open_zoo(dataset)
+        assert repr(zoo) == f"<Zoo {dataset}: mnist>"
+        assert "index" not in zoo.__dict__
+        assert repr(zoo.checkpoints()) == f"<{len(stored)} checkpoints of mnist>"
+        assert repr(zoo) == f"<Zoo {dataset}: mnist ({len(stored)} checkpoints)>"
 
 
 class TestStream:
@@ -250,6 +268,10 @@ class TestOpen:
             open_zoo(tmp_path)
         with pytest.raises(DatasetError, match="found no such folder"):
             open_zoo(tmp_path / "missing")
+        for part in ("plans", "commits"):
+            (tmp_path / "sweep" / part).mkdir(parents=True)
+        with pytest.raises(DatasetError, match="found a sweep directory, expected a dataset; .*`zoo build`"):
+            open_zoo(tmp_path / "sweep")
         with pytest.raises(DatasetError, match="revision: found 'main', expected none"):
             open_zoo(dataset, revision="main")
 

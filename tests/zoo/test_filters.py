@@ -61,11 +61,45 @@ class TestFilters:
             ([("optimizer", "==", True)], "filters: optimizer: found True, expected a value of type string"),
             ([("test_accuracy", ">", [1])], "filters: test_accuracy: found \\[1\\], expected a value of type double"),
             ([("optimizer", "in", "adam")], "filters: optimizer in: found the text 'adam', expected a list of values"),
+            ("test_acuracy>0.5", r"filters: found 'test_acuracy', expected .*; did you mean test_accuracy\?"),
+            ("accuracy", "filter 'accuracy': expected column, operator and value"),
+            (
+                {"optimizer": "adam"},
+                r'filters: found \{.*\}, expected conditions, for example \[\("test_accuracy", ">=',
+            ),
+            ([("epoch", "==")], "filter 'epoch': expected column, operator and value"),
+            ([[]], "expected conditions, for example"),
+            ([("epoch", "==", 1), [("epoch", "==", 2)]], "expected conditions, for example"),
+            (0.5, "found 0.5, expected conditions, for example"),
+            (
+                "optimizer==adamw",
+                "filters: optimizer: found 'adamw', which no row has, expected one of adam, rmsprop, sgd, sgd_momentum",
+            ),
+            ([("epoch_label", "=", 50)], "filters: epoch_label: found '50', which no row has, expected one of 0, 1, "),
         ],
     )
-    def test_mistakes_are_named(self, zoo: Zoo, filters: list, message: str) -> None:
+    def test_mistakes_are_named(self, zoo: Zoo, filters: Any, message: str) -> None:
         with pytest.raises(DatasetError, match=message):
             zoo.checkpoints(filters=filters)
+
+    @pytest.mark.parametrize(
+        "filters",
+        [
+            "optimizer == adam",
+            ("optimizer", "==", "adam"),
+            ["optimizer in adam", ("epoch", ">=", 0)],
+            ("optimizer==adam", "epoch>=0", "epoch<9"),
+            [["optimizer==adam", "epoch<1"], [("optimizer", "==", "adam"), "epoch>0"]],
+        ],
+    )
+    def test_texts_tuples_and_lists_of_them_choose_the_same(self, zoo: Zoo, filters: Any) -> None:
+        chosen = zoo.checkpoints(filters=filters)
+        assert len(chosen) > 0
+        assert ids(chosen) == ids(zoo.checkpoints(filters=[("optimizer", "==", "adam")]))
+
+    def test_a_value_that_no_row_has_is_no_mistake_among_numbers_and_many_texts(self, zoo: Zoo) -> None:
+        for condition in ("learning_rate==7", "checkpoint_id==none", "optimizer!=adamw"):
+            zoo.checkpoints(filters=condition)
 
     @pytest.mark.parametrize(
         ("text", "condition"),

@@ -144,7 +144,7 @@ def load_checkpoints(dataset: str, task: str, epoch_label: str) -> WeightData:
         NFNError: the label has no checkpoints.
     """
     zoo = open_zoo(dataset)
-    found = zoo.checkpoints(task, filters=[("epoch_label", "==", epoch_label)])
+    found = zoo.checkpoints(task, filters=("epoch_label", "in", [epoch_label]))  # "in": an unknown label is told below
     if not len(found):
         labels = sorted(set(zoo.checkpoints(task).metadata["epoch_label"].to_pylist()))
         raise NFNError(
