@@ -62,7 +62,7 @@ class BuildReport:
 
 
 def build(
-    sweep_dirs: Sequence[Path | str],
+    sweep_dirs: Path | str | Sequence[Path | str],
     out: Path | str,
     executor: Executor | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -71,7 +71,7 @@ def build(
     """Write the dataset of one or more sweeps to the folder `out`.
 
     Args:
-        sweep_dirs: sweep directories; sealed populations count, others are left out and reported.
+        sweep_dirs: one sweep directory or several; sealed populations count, others are left out and reported.
         executor: runs the writing of shards; None for threads of this process.
         shard_bytes: target size of a Parquet file's weights.
 
@@ -80,7 +80,7 @@ def build(
         StoreError: a file of a sweep is not what its commit says.
     """
     out = Path(out)
-    stores = [Store(folder) for folder in sweep_dirs]
+    stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
     old = _existing_files(out)
     tables = write_shards(stores, out, executor, shard_bytes, progress)
     folder = _Folder(out, {file.path: file.sha256 for file in (*tables.shards, tables.index_file)})

@@ -92,6 +92,10 @@ class TestFolder:
         written = [report.folder / name for name in read_checksums(report.folder)]
         assert report.bytes == sum(path.stat().st_size for path in written)
 
+    def test_one_sweep_needs_no_list(self, old_sweep: Path, old_dataset: Path, tmp_path: Path) -> None:
+        for number, folder in enumerate((old_sweep, str(old_sweep))):
+            assert contents(build(folder, tmp_path / str(number), progress=False).folder) == contents(old_dataset)
+
     def test_an_embedding_is_copied_once_and_whole(self, two_tasks: Path, text_sweep: Path) -> None:
         assert (two_tasks / "ag_news" / "embedding.safetensors").read_bytes() == (
             text_sweep / "data" / "embedding.safetensors"
