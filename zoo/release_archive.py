@@ -162,6 +162,8 @@ class ReleaseArchive:
 def _open_zip(source: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(source)
+    except FileNotFoundError as error:
+        raise ReleaseError(f"{source}: no such file, expected a zip archive or a folder; check the path") from error
     except (OSError, zipfile.BadZipFile) as error:
         raise ReleaseError(
             f"{source}: cannot be read ({error}), expected a zip archive or a folder; get the archive again"

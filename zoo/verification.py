@@ -2,13 +2,20 @@
 
 from pathlib import Path
 
+from zoo.errors import DatasetError
 from zoo.verify_dataset import verify_dataset
 from zoo.verify_sweep import verify_sweep
 
 
 def verify(path: Path | str) -> list[str]:
-    """Check a sweep directory (a folder or an s3 address) or a dataset folder; return the problems, a line each."""
+    """Check a sweep directory (a folder or an s3 address) or a dataset folder; return the problems, a line each.
+
+    Raises:
+        DatasetError: there is no such folder, or it is neither.
+    """
     folder = Path(path)
     if "://" in str(path) or ((folder / "plans").is_dir() and not (folder / "SHA256SUMS").is_file()):
         return verify_sweep(path)
+    if not folder.is_dir():
+        raise DatasetError(f"{path}: found no such folder, expected a sweep directory or a dataset folder")
     return verify_dataset(folder)

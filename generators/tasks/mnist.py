@@ -129,9 +129,14 @@ def _download(data_dir: Path) -> None:
         return
     from torchvision.datasets import MNIST  # only where it is asked for: importing torchvision takes seconds
 
+    raw = data_dir / "MNIST" / "raw"
+    missing = [folder for folder in (raw, *raw.parents) if not folder.exists()]
     try:
         MNIST(str(data_dir), download=True)
     except (OSError, RuntimeError) as error:
+        for folder in missing:  # what torchvision made before it failed, innermost first
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
         reason = " ".join(str(error).split())  # torchvision's has a line for each mirror
         raise InputError(
             f"data.source: torchvision could not download MNIST to {data_dir} ({reason}); "

@@ -209,7 +209,7 @@ def test_a_checkpoint_that_is_a_zip_bomb_itself_is_not_loaded(release: Release, 
 def test_sources_that_are_no_release_say_what_was_expected(release: Release, tmp_path: Path) -> None:
     (tmp_path / "text.zip").write_text("no zip")
     for source, expected in (
-        (tmp_path / "absent.zip", "cannot be read"),
+        (tmp_path / "absent.zip", "no such file, expected a zip archive or a folder"),
         (tmp_path / "text.zip", "File is not a zip file"),
         (release.write_folder(tmp_path / "folder") / "MNIST-Transformers" / "mnist", "expected one metadata/mnist.csv"),
     ):

@@ -252,6 +252,18 @@ def test_failed_download_is_one_line_with_a_way_out(tmp_path: Path, monkeypatch)
     assert "data.source: embedded" in message
 
 
+def test_failed_download_leaves_no_folder_that_it_made(tmp_path: Path, monkeypatch):
+    def fail(root: str, **options):
+        (Path(root) / "MNIST" / "raw").mkdir(parents=True)
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
+    (tmp_path / "mine").mkdir()
+    refusal(tmp_path / "mine", source="torchvision")
+    refusal(tmp_path / "new" / "data", source="torchvision")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
 def test_download_is_not_tried_where_the_files_are(folder: Path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets, "MNIST", lambda *args, **options: pytest.fail("downloads"))
     assert len(MNISTSource("torchvision").load(folder).train) == 20
