@@ -270,7 +270,7 @@ class TestOpen:
             open_zoo(tmp_path / "missing")
         for part in ("plans", "commits"):
             (tmp_path / "sweep" / part).mkdir(parents=True)
-        with pytest.raises(DatasetError, match="found a sweep directory, expected a dataset; .*`zoo build`"):
+        with pytest.raises(DatasetError, match=r"found a sweep directory, expected a dataset; .*`zoo build`"):
             open_zoo(tmp_path / "sweep")
         with pytest.raises(DatasetError, match="revision: found 'main', expected none"):
             open_zoo(dataset, revision="main")
