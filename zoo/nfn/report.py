@@ -13,13 +13,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from zoo.files import write
-from zoo.nfn.train import Setting, TrainingResult
+from zoo.nfn.train import FEW_TEST_CHECKPOINTS, Setting, TrainingResult
 
 TITLES = {
     "threshold": "Kendall's tau by predictor and smallest test accuracy",
     "components": "Kendall's tau of transformer-nfn by components",
     "size": "Kendall's tau of transformer-nfn by channels and layers",
 }
+CONSTANT = "†"
 NOTHING = "–"  # noqa: RUF001 (an en dash, as tables print it)
 
 
@@ -69,6 +70,7 @@ def _row(group: Sequence[tuple[Cell, TrainingResult | None]]) -> dict[str, Any]:
         "seconds_mean": statistic(np.mean, [result.seconds for result in results]),
         "train_checkpoints": results[0].checkpoints["train"] if results else None,
         "test_checkpoints": results[0].checkpoints["test"] if results else None,
+        "constant_seeds": sum(result.is_constant for result in results),
     }
 
 
@@ -98,9 +100,25 @@ def _markdown(rows: Sequence[dict[str, Any]], failed: dict[str, str]) -> str:
                 *(_by_threshold(chosen) if table == "threshold" else _one_a_row(table, chosen)),
                 "",
             ]
+    lines += _notes(rows)
     if failed:
         lines += ["## Cells without a result", "", *(f"- `{name}`: {reason}" for name, reason in failed.items()), ""]
     return "\n".join(lines)
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Say where a tau says little."""
+    lines = []
+    if any(row["constant_seeds"] for row in rows):
+        lines += [
+            f"{CONSTANT} a seed's predictor gives one value for all: its tau is undefined and counts as 0 (too few "
+            "checkpoints to learn from).",
+            "",
+        ]
+    fewest = min((row["test_checkpoints"] for row in rows if row["test_checkpoints"]), default=FEW_TEST_CHECKPOINTS)
+    if fewest < FEW_TEST_CHECKPOINTS:
+        lines += [f"The smallest test part has {fewest} checkpoints: Kendall's tau is noisy.", ""]
+    return lines
 
 
 def _by_threshold(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -130,7 +148,7 @@ def _tau(row: dict[str, Any]) -> str:
     if row["test_tau_mean"] is None:
         return NOTHING
     deviation = "" if row["test_tau_std"] is None else f" ± {row['test_tau_std']:.3f}"
-    return f"{row['test_tau_mean']:.3f}{deviation}"
+    return f"{row['test_tau_mean']:.3f}{deviation}{f' {CONSTANT}' if row['constant_seeds'] else ''}"
 
 
 def _costs(row: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Train a predictor on a zoo: the validation part chooses the epoch, the test part is reported, the predictor kept."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from zoo.errors import NFNError
 from zoo.nfn.data import Splits, load_checkpoints, settle_components, split
 from zoo.nfn.fit import PAPER, FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
 from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, Predictor, make_predictor
 from zoo.nfn.saved import finished_result, load_state, save_predictor, save_state
+
+FEW_TEST_CHECKPOINTS = 30
+"""Kendall's tau of a random ranking of so many has a standard deviation of 0.13."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,22 @@ class TrainingResult:
     history: list[dict[str, float]]
     predictions: list[dict[str, Any]]
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether one value is predicted for all, which ranks nothing: tau is undefined, and 0 here."""
+        return len({row["predicted"] for row in self.predictions}) == 1
+
+    def doubts(self) -> list[str]:
+        """Return why its tau says little, a line a reason."""
+        lines = []
+        if self.is_constant:
+            lines.append(
+                "predicts one value for all, tau is undefined and given as 0: too few checkpoints to learn from"
+            )
+        if self.checkpoints["test"] < FEW_TEST_CHECKPOINTS:
+            lines.append(f"{self.checkpoints['test']} test checkpoints: Kendall's tau is noisy")
+        return lines
+
 
 def train(
     dataset: str | Path,
@@ -79,7 +100,7 @@ def train(
     out: str | Path | None = None,
     progress: bool = True,
 ) -> TrainingResult:
-    """Train a predictor of test accuracy on one checkpoint a run.
+    """Train a predictor of test accuracy on one checkpoint a run; where its tau says little, a line on stderr says why.
 
     Args:
         dataset: a dataset folder or a Hub repository.
@@ -105,7 +126,10 @@ def train(
         recipe=recipe or PAPER,
     )
     splits = load_splits(dataset, setting)
-    return train_on(splits, setting, device, None if out is None else Path(out), progress)
+    result = train_on(splits, setting, device, None if out is None else Path(out), progress)
+    for line in result.doubts():
+        tqdm.write(f"{predictor}: {line}", file=sys.stderr)
+    return result
 
 
 def load_splits(dataset: str | Path, setting: Setting) -> Splits:

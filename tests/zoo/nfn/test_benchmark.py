@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from zoo.errors import NFNError
 from zoo.nfn import benchmark as module
 from zoo.nfn.benchmark import BenchmarkResult, benchmark
 from zoo.nfn.fit import Recipe
+from zoo.nfn.report import Cell, write_report
+from zoo.nfn.train import Setting, TrainingResult
 
 ARGUMENTS: dict[str, Any] = {
     "task": "mnist",
@@ -62,6 +65,25 @@ def test_tables_are_written_three_times(finished: tuple[Path, BenchmarkResult]):
     assert "| classifier | " in text
     for name in ("statnn", "hyperparameters"):
         assert (out / "scatter" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_predictor_that_gives_one_value_for_all_is_marked(tmp_path: Path):
+    predictions = [{"checkpoint_id": str(row), "accuracy": row / 40, "predicted": 0.5} for row in range(40)]
+    constant = TrainingResult(1, {"train": 9, "validation": 9, "test": 40}, 0.0, 0.0, 1, 0.0, [], predictions)
+    varied = replace(constant, test_tau=1.0, predictions=[row | {"predicted": row["accuracy"]} for row in predictions])
+    cells = [
+        (Cell("threshold", {"predictor": name, "threshold": 0.0}, Setting("mnist", "best")), result)
+        for name, result in (("one", constant), ("two", varied))
+    ]
+    write_report(tmp_path, cells, {})
+    text = (tmp_path / "benchmark.md").read_text()
+    assert "| one | 0.000 † |" in text and "| two | 1.000 |" in text
+    assert "† a seed's predictor gives one value for all" in text
+    assert "noisy" not in text
+    write_report(tmp_path, [(cells[1][0], replace(varied, checkpoints={"train": 9, "validation": 9, "test": 8}))], {})
+    text = (tmp_path / "benchmark.md").read_text()
+    assert "†" not in text
+    assert "The smallest test part has 8 checkpoints: Kendall's tau is noisy." in text
 
 
 def test_cells_that_cannot_be_trained_say_why(finished: tuple[Path, BenchmarkResult]):

@@ -119,6 +119,24 @@ def test_tau_counts_ties_and_constants_rank_nothing():
     assert kendall_tau(np.ones(4), np.arange(4)) == 0.0
 
 
+def result_of(predicted: list[float]) -> TrainingResult:
+    """A result with one test checkpoint a prediction."""
+    rows = [
+        {"checkpoint_id": str(row), "accuracy": row / 100, "predicted": value} for row, value in enumerate(predicted)
+    ]
+    return TrainingResult(1, {"train": 9, "validation": 9, "test": len(rows)}, 0.0, 0.0, 1, 0.0, [], rows)
+
+
+class TestDoubts:
+    def test_enough_different_predictions_raise_none(self) -> None:
+        assert result_of([row / 30 for row in range(30)]).doubts() == []
+
+    def test_one_value_for_all_and_few_checkpoints_are_told(self) -> None:
+        (constant,) = result_of([0.5] * 30).doubts()
+        assert constant.startswith("predicts one value for all")
+        assert result_of([0.5, *[0.4] * 28]).doubts() == ["29 test checkpoints: Kendall's tau is noisy"]
+
+
 class TestRepeat:
     def test_a_seed_repeats_and_another_differs(self, readable: Splits) -> None:
         setting = {"predictor": "mlp-augmented", "recipe": Recipe(epochs=2, warmup_epochs=1)}
@@ -249,6 +267,15 @@ class TestPredict:
 
 
 class TestZoo:
+    def test_a_tau_of_few_checkpoints_is_doubted_on_stderr(
+        self, small_zoo: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        result = train(
+            small_zoo, task="mnist", epoch_label="best", predictor="statnn", recipe=SHORT, device="cpu", progress=False
+        )
+        count = result.checkpoints["test"]
+        assert f"statnn: {count} test checkpoints: Kendall's tau is noisy\n" in capsys.readouterr().err
+
     def test_trains_on_a_real_zoo(self, small_zoo: Path, tmp_path: Path) -> None:
         result = train(
             small_zoo, task="mnist", epoch_label="best", recipe=SHORT, device="cpu", out=tmp_path, progress=False
