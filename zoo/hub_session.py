@@ -7,6 +7,7 @@ publisher's raises `Conflict`, and the caller looks at the repository anew.
 
 import importlib.util
 import re
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from zoo.hub_folder import redact
 
 ATTEMPTS = 6
 """How often a request that may pass is made in all."""
+FIRST_ATTEMPTS = 2
+"""How often in all while no Hub was ever reached: a wrong address or no network does not pass."""
 LONGEST_WAIT = 3600
 """Seconds; the Hub counts commits by the hour. Who is asked to wait longer is told so instead."""
 PASSING = frozenset({429, 500, 502, 503, 504})
@@ -73,6 +76,7 @@ class Session:
         self.repo = repo
         self.api = HfApi()
         self.token = get_token()
+        self._reached = False
 
     def require_token(self) -> None:
         """Raises HubError where no token is to be found, before anything is sent."""
@@ -86,12 +90,21 @@ class Session:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return request()
+                result = request()
+                self._reached = True
+                return result
             # An upload's HTTP error comes wrapped in a RuntimeError, a refused card as a ValueError, Xet's as OSErrors.
             except (HTTPError, OSError, RuntimeError, ValueError) as error:
                 cause = _http_error(error)
                 status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
                 passing = cause is not None and (status is None or status in PASSING)
+                unreachable = not self._reached and _never_connected(error)
+                if unreachable and attempt == FIRST_ATTEMPTS:
+                    raise HubError(
+                        f"{self.repo}: {doing}: {self.api.endpoint} could not be reached; nothing was sent. Check the "
+                        f"network and HF_ENDPOINT. What was said: {redact(str(error), self.token)}"
+                    ) from None
+                self._reached |= not unreachable
                 if not patient or not passing or attempt == ATTEMPTS:
                     # Not chained: a traceback would print the server's words as they came.
                     raise self._explain(error, status, passing, doing) from None
@@ -185,6 +198,13 @@ def _http_error(error: BaseException | None) -> HTTPError | None:
     while error is not None and not isinstance(error, HTTPError):
         error = error.__cause__
     return error
+
+
+def _never_connected(error: BaseException | None) -> bool:
+    """Tell whether the Hub's name was not found or nothing listened there, by the causes that any client keeps."""
+    while error is not None and not isinstance(error, socket.gaierror | ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _retry_after(answer: HfHubHTTPError) -> float | None:

@@ -14,7 +14,7 @@ from loopback_hub import READ_TOKEN, WRITE_TOKEN, Fault, LoopbackHub
 from zoo.errors import HubError
 from zoo.hub import publish
 from zoo.hub_folder import read_folder
-from zoo.hub_session import ATTEMPTS
+from zoo.hub_session import ATTEMPTS, Session
 
 pytest_plugins = ["loopback_fixtures"]
 
@@ -165,6 +165,15 @@ class TestRefusals:
         with pytest.raises(HubError, match=rf"reading main: {hub.url} could not be reached"):
             publish(folder, REPO)
         assert len(waits) == ATTEMPTS - 1
+
+    @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://hub.invalid"])
+    def test_a_hub_that_is_not_there_is_told_soon(self, waits: list[float], address: str) -> None:
+        session = Session(REPO)
+        session.api = huggingface_hub.HfApi(endpoint=address)
+        with pytest.raises(HubError, match=rf"reading main: {address} could not be reached; nothing was sent") as error:
+            session.revision()
+        assert "resumes" not in str(error.value)
+        assert waits == [1.0]
 
     @pytest.mark.parametrize(
         ("status", "expected"),
