@@ -129,7 +129,7 @@ def test_filters_choose_what_is_evaluated(dataset: Path, digits_dir: Path) -> No
     assert [c.label for c in report.comparisons] == ["best"] * 4
     assert (report.available, report.not_evaluated) == (4, "")
     with pytest.raises(DatasetError, match="filters: found no checkpoint"):
-        evaluate(dataset, "mnist", digits_dir, filters=[("epoch_label", "==", "7")], progress=False)
+        evaluate(dataset, "mnist", digits_dir, filters=[("epoch", "==", 7)], progress=False)
 
 
 def test_a_limit_of_none_is_no_check(dataset: Path, digits_dir: Path) -> None:
