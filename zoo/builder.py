@@ -14,10 +14,13 @@ their digest), then replaces provenance, card and checksums, then removes what i
 whole dataset, the old one or the new one, and what a killed build leaves is removed by the next.
 """
 
+import fcntl
 import hashlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,17 @@ def build(
         StoreError: a file of a sweep is not what its commit says.
     """
     out = Path(out)
+    with _only_build_in(out):
+        return _build(sweep_dirs, out, executor, shard_bytes, progress)
+
+
+def _build(
+    sweep_dirs: Path | str | Sequence[Path | str],
+    out: Path,
+    executor: Executor | None,
+    shard_bytes: int,
+    progress: bool,
+) -> BuildReport:
     stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
     old = _existing_files(out)
     tables = write_shards(stores, out, executor, shard_bytes, progress)
@@ -100,6 +114,26 @@ def build(
     )
     _remove(out, old - folder.digests.keys())
     return _report(out, tables, list(folder.digests), sum(len(store.todo()) for store in stores))
+
+
+@contextmanager
+def _only_build_in(out: Path) -> Iterator[None]:
+    """Hold the folder for one build: two at once would each remove what the other has written.
+
+    The lock is the system's, on the folder itself: it leaves no file and ends with the process, however that ends.
+    """
+    if out.exists() and not out.is_dir():
+        raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset")
+    out.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DatasetError(f"--out {out}: another build is writing there; wait for it, or use another") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class _Folder:

@@ -28,6 +28,7 @@ from zoo.schema import tensor_values
 from zoo.splits import SPLITS
 
 INDEX = "index"
+ID = "checkpoint_id"
 PIECE_ROWS = 2000
 """Rows of a piece: 150 MB of MNIST weights."""
 MIXED_GROUPS = 8
@@ -54,7 +55,12 @@ class Zoo:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._configs = {config["config_name"]: config for config in self._card().get("configs", [])}
+        configs = self._card().get("configs")
+        self._configs = {
+            config["config_name"]: config
+            for config in (configs if isinstance(configs, list) else [])
+            if isinstance(config, dict) and config.get("config_name") and isinstance(config.get("data_files"), list)
+        }
         if INDEX not in self._configs:
             raise DatasetError(
                 f"{source.name}: README.md: found no index among its configs, expected a dataset of `zoo build`"
@@ -63,7 +69,7 @@ class Zoo:
     def _card(self) -> dict[str, Any]:
         try:
             metadata = yaml.safe_load(self.source.read_bytes("README.md").decode().split("---\n")[1])
-        except (OSError, IndexError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, IndexError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise DatasetError(
                 f"{self.source.name}: README.md: not a readable dataset card ({' '.join(str(error).split())}); "
                 f"see `zoo build`"
@@ -86,7 +92,12 @@ class Zoo:
     def index(self) -> pa.Table:
         """The scalars of every run and label; `file` is null where a diverged run has no checkpoint."""
         files = [path for split in self._configs[INDEX]["data_files"] for path in split["path"]]
-        return pa.concat_tables(self.source.parquet(path).read() for path in files)
+        tables = []
+        for path in files:
+            parquet = self.source.parquet(path)
+            with self.source.readable(path):
+                tables.append(parquet.read())
+        return pa.concat_tables(tables)
 
     def embedding(self, task: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the frozen word vectors [V, 32] of a text task and its vocabulary (word i belongs to row i + 1).
@@ -246,9 +257,14 @@ class Checkpoints:
         """Yield name, values of a whole row group, and the rows in it that this selection's `targets` are."""
         file, group = place
         parquet = self.zoo.source.parquet(file)
-        start = sum(parquet.metadata.row_group(before).num_rows for before in range(group))
-        rows = self.metadata["row"].to_numpy()[targets] - start
-        table = parquet.read_row_group(group, columns=[spec.name for spec in self._specs], use_threads=False)
+        with self.zoo.source.readable(file):
+            start = sum(parquet.metadata.row_group(before).num_rows for before in range(group))
+            columns = [ID, *(spec.name for spec in self._specs)]
+            table = parquet.read_row_group(group, columns=columns, use_threads=False)
+            rows = self.metadata["row"].to_numpy()[targets] - start
+            found = table[ID].take(pa.array(rows))
+        if not found.equals(self.metadata[ID].take(pa.array(targets))):
+            raise DatasetError(f"{self.zoo.source.name}: {file}: rows are not those of the index; see `zoo verify`")
         for spec in self._specs:
             yield spec.name, tensor_values(table[spec.name], spec.shape), rows
 

@@ -4,7 +4,9 @@ Reads fetch the bytes that are asked for and no more: no read-ahead, no cache on
 """
 
 import threading
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 import fsspec
@@ -44,16 +46,29 @@ class Source:
         """
         handles = self._opened.__dict__
         if path not in handles:
-            try:
+            _require_inside(path, self.name)
+            with self.readable(path):
                 file = self._filesystem.open(f"{self._root}/{path}", cache_type="none")
                 handles[path] = pq.ParquetFile(file, metadata=self._footers.get(path), pre_buffer=True)
-            except (FileNotFoundError, pa.ArrowInvalid) as error:
-                raise DatasetError(
-                    f"{self.name}: {path}: not a readable Parquet file ({' '.join(str(error).split())}); "
-                    f"see `zoo verify`"
-                ) from error
             self._footers[path] = handles[path].metadata
         return handles[path]
+
+    @contextmanager
+    def readable(self, path: str) -> Iterator[None]:
+        """Turn what reading a damaged Parquet file raises into one line that names it."""
+        try:
+            yield
+        except (OSError, pa.ArrowException, IndexError) as error:
+            raise DatasetError(
+                f"{self.name}: {path}: not a readable Parquet file ({' '.join(str(error).split())}); see `zoo verify`"
+            ) from error
+
+
+def _require_inside(path: str, name: str) -> None:
+    """Refuse a name, from a card or an index that anybody may have written, that leads out of the dataset."""
+    parts = PurePosixPath(path).parts
+    if not parts or ".." in parts or path.startswith("/") or "\\" in path:
+        raise DatasetError(f"{name}: found a file named {path!r}, expected a path inside the dataset; do not trust it")
 
 
 def open_source(source: str | Path, revision: str | None = None) -> Source:

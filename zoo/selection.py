@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import uuid
 from io import StringIO
@@ -34,7 +35,7 @@ def select(checkpoints: Checkpoints, out: Path | str) -> list[Path]:
     Raises:
         DatasetError: nothing is selected, or `out` holds something else than an earlier selection.
     """
-    out = Path(out).absolute()
+    out = Path(out).resolve()  # through a link, to what it stands for
     if not len(checkpoints):
         raise DatasetError("filters: found no checkpoint that fulfils them, expected at least one; loosen a condition")
     _require_replaceable(out)
@@ -45,10 +46,15 @@ def select(checkpoints: Checkpoints, out: Path | str) -> list[Path]:
         names = _write(checkpoints, new)
         if out.exists():
             out.rename(old)
-        new.rename(out)
+        try:
+            new.rename(out)
+        except BaseException:
+            if old.exists():
+                old.rename(out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     finally:
-        for folder in (new, old):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
     return [out / name for name in names]
 
 
@@ -62,6 +68,10 @@ def _write(checkpoints: Checkpoints, folder: Path) -> list[str]:
         tensors = piece.tensors()
         for row, metadata in enumerate(piece.metadata.select(columns).to_pylist()):
             name = f"{metadata['checkpoint_id']}{ENDING}"
+            if not re.fullmatch(r"[\w-]+\.safetensors", name):
+                raise DatasetError(
+                    f"checkpoint_id: found {name!r}, expected letters and digits; do not trust the dataset"
+                )
             write_checkpoint(folder / name, {key: values[row] for key, values in tensors.items()}, metadata)
             writer.writerow({"filename": name, **metadata})
             names.append(name)

@@ -94,7 +94,7 @@ class TestHub:
         sent = hub.counters.sent(file="mnist/*")
         assert sent < 0.10 * shard_bytes(grouped)
         local = best(open_zoo(grouped), 0.02)
-        assert sent <= needed(grouped, local) + 2 * footers(grouped)
+        assert sent <= 1.05 * needed(grouped, local) + 2 * footers(grouped)  # the ids of the rows come along
         assert ids(chosen) == ids(local)
         assert all(torch.equal(found[name], values) for name, values in local.tensors().items())
 
