@@ -23,7 +23,7 @@ from zoo.sweep import generate
 
 SETTINGS = {
     "mnist": {"source": "idx"},
-    # Speed does not depend on the vectors. Of 8,000 training texts, 507 test texts keep the proportion of the full data.
+    # Speed does not depend on the vectors. 507 test texts to 8,000 training texts is the proportion of the full data.
     "ag_news": {"source": "csv", "vectors": "corpus", "vector_epochs": 1, "test_limit": 507},
 }
 EPOCHS = {"mnist": 1, "ag_news": 8}
