@@ -332,7 +332,7 @@ def test_an_imported_best_has_no_epoch(tmp_path: Path) -> None:
     changed = re.sub(rb'\\"epochs\\": \[1, 1\]', rb'\\"epochs\\": [null,null]', content)
     length = int.from_bytes(content[:8], "little") + len(changed) - len(content)
     path.write_bytes(length.to_bytes(8, "little") + changed[8:])
-    files = commit.files | {path.name: FileRecord.of(path.read_bytes())}
+    files = {name: FileRecord.of((folder / name).read_bytes()) for name in commit.files}
     (store.root / "commits" / f"{commit.population}.json").write_text(replace(commit, files=files).to_json())
     rows = write_shards([store], tmp_path / "out", progress=False).index.to_pylist()
     assert [row["epoch"] for row in rows] == [None, None]
