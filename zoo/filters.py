@@ -28,6 +28,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": python.gt,
 }
 MEMBERSHIPS = ("in", "not in")
+INT64_MAX = 2**63 - 1
 EXAMPLE = '[("test_accuracy", ">=", 0.9)] or "test_accuracy>=0.9"'
 FEW_VALUES = 20
 """A text column of at most so many values is a choice: a value that no row has is a mistake."""
@@ -121,13 +122,15 @@ def _converted(name: str, value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_string(kind) and (isinstance(value, str) or number):
         return str(value)
     if not pa.types.is_string(kind):
-        if number:
-            return value
         if isinstance(value, str):
             try:
-                return float(value) if pa.types.is_floating(kind) else int(value)
+                value = float(value) if pa.types.is_floating(kind) else int(value)
             except ValueError:
-                pass
+                number = False
+            else:
+                number = True
+        if number and not (isinstance(value, int) and abs(value) > INT64_MAX):
+            return value
     raise DatasetError(f"filters: {name}: found {value!r}, expected a value of type {kind}")
 
 

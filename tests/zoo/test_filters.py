@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from dataset_tools import ids
 from datasets import load_dataset
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from zoo.dataset import Zoo, open_zoo
 from zoo.errors import DatasetError
-from zoo.filters import parse_filter
+from zoo.filters import expression, parse_filter
 
 pytest_plugins = ["dataset_fixtures"]
 
@@ -129,3 +130,9 @@ class TestFilters:
         zoo.__dict__ |= {"index": index, "_configs": {"mnist": {}, "index": {}}}
         by_text = zoo.checkpoints(filters=[parse_filter(f"test_accuracy{operator}{value!r}")])
         assert ids(by_text) == ids(zoo.checkpoints(filters=[("test_accuracy", operator, value)]))
+
+
+@pytest.mark.parametrize("value", ["9" * 30, 10**30, -(10**30)])
+def test_a_number_that_no_column_can_hold_is_refused(value: str | int) -> None:
+    with pytest.raises(DatasetError, match=r"epoch: found .*, expected a value of type int64"):
+        expression([("epoch", "==", value)], pa.schema([("epoch", pa.int64())]))
