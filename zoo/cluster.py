@@ -10,9 +10,11 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -216,16 +218,36 @@ class RayCluster:
 def _start(workers: int | None, address: str | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+        with _deaf_to_sigterm():
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
         return
     try:
         _knock(address)
-        ray.init(address=address, **quiet)
+        with _deaf_to_sigterm():
+            ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise ZooError(
             f"--address {address}: no Ray cluster answers ({_one_line(error)}); start one with `ray start --head`, "
             f"or leave --address out to train on this machine"
         ) from error
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Let processes that start in the block never hear SIGTERM, and this one hear it as before, after the block.
+
+    Schedulers send SIGTERM to a whole process group or job. Ray's servers would end at once and take the workers along;
+    as it is, this process lets the workers save their states first. (Ray blocks SIGINT for them itself.) Ray also puts
+    a handler of its own in place of ours.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _knock(address: str) -> None:

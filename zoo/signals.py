@@ -28,13 +28,7 @@ class Stop:
     def requested(self) -> bool:
         return self.signal is not None
 
-    def listen(self) -> None:
-        """Take over both signals (again, where something else has taken them since)."""
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: Any) -> None:
+    def handle(self, number: int, frame: Any) -> None:
         if self.requested:
             raise Interrupted(number)
         self.signal = number
@@ -45,11 +39,12 @@ class Stop:
 def stop_signals() -> Iterator[Stop]:
     """Turn signals into requests while the block runs. In a thread other than the main one nothing is changed."""
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    stop.listen()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.handle) for number in SIGNALS}
     try:
         yield stop
     finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -102,7 +102,6 @@ def _generate(
     data = load_data(config.data, store.storage, Path(data_dir) if data_dir is not None else None)
     cluster = connect(workers, address, config.sweep.gpus_per_population)
     try:
-        stop.listen()  # Ray takes SIGTERM for itself when it starts
         store.check()
         plans = settle_plan(store, config, data, cluster.on_gpu, extend)
         write_data_record(store.storage, data)

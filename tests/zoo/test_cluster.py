@@ -264,11 +264,13 @@ def wait_for(fulfilled: Any) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+@pytest.mark.parametrize(
+    ("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+)
 def test_a_signal_with_ray_saves_states_and_tells_its_number(
     number: int, whole_group: bool, tmp_path: Path, digits_dir: Path, importable: None
 ) -> None:
-    """Ctrl-C reaches the whole process group; `kill` and Slurm's --signal=B reach the driver alone."""
+    """Ctrl-C and schedulers reach the whole process group; `kill` and Slurm's --signal=B the driver alone."""
     process, store = embedded(tmp_path / "s", digits_dir, 500, 1e9), Store(tmp_path / "s")
     wait_for(
         lambda: len(store.begun()) == 2 and all(s.epoch > 1 for p in store.begun() for s in store.signs(p).values())
