@@ -49,6 +49,7 @@ def benchmark(
     components: Sequence[Sequence[str]] | None = None,
     sizes: Sequence[tuple[int, int]] = SIZES,
     seeds: int = 5,
+    filters: Sequence[str] = (),
     resplit: bool = False,
     recipe: Recipe | None = None,
     device: str = "auto",
@@ -67,6 +68,7 @@ def benchmark(
         components: rows of Transformer-NFN's table by components; None for every subset, () for no such table.
         sizes: rows (channels, layers) of its table of sizes; () for no such table.
         seeds: trainings a row, with seeds 0, 1 ...
+        filters: conditions on columns that a checkpoint fulfils to take part, for example "initialisation==shared".
         resplit: split 70/15/15 anew for each seed, after the filter (the paper's protocol).
         recipe: of networks; the paper's if not given.
         device: of each training.
@@ -84,14 +86,20 @@ def benchmark(
     for name in names:
         predictor_class(name)
     subsets = _subsets(task) if components is None else [settle_components(task, subset) for subset in components]
-    shared = {"task": task, "epoch_label": epoch_label, "resplit": resplit, "recipe": recipe or PAPER}
+    shared = {
+        "task": task,
+        "epoch_label": epoch_label,
+        "filters": tuple(filters),
+        "resplit": resplit,
+        "recipe": recipe or PAPER,
+    }
     cells = [
         Cell(table, label, Setting(**{**shared, "seed": seed, **changes}))
         for table, label, changes in _rows(names, thresholds, subsets, sizes)
         for seed in range(seeds)
     ]
     out = Path(out)
-    digest = load_checkpoints(str(dataset), task, epoch_label).digest()
+    digest = load_checkpoints(str(dataset), task, epoch_label, tuple(filters)).digest()
     settings = {cell_name(cell.setting): cell.setting for cell in cells}
     found = {name: _read_cell(out, name, _config(setting, digest)) for name, setting in settings.items()}
     results = {name: result for name, result in found.items() if result is not None}

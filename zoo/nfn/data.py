@@ -19,6 +19,7 @@ from generators.architecture import CLASSES, COMPONENTS, flatten, tensor_table
 from generators.streams import permutation, stream_key
 from zoo.dataset import Checkpoints, open_zoo
 from zoo.errors import NFNError
+from zoo.filters import Condition
 
 SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}
 """Parts of a new split (arXiv 2410.04209, section 6)."""
@@ -137,18 +138,23 @@ def settle_components(task: str, components: Sequence[str] | None) -> tuple[str,
 
 
 @lru_cache(maxsize=1)
-def load_checkpoints(dataset: str, task: str, epoch_label: str) -> WeightData:
-    """Read all checkpoints of one label from a dataset folder or repository; the last is kept.
+def load_checkpoints(dataset: str, task: str, epoch_label: str, filters: tuple[str, ...] = ()) -> WeightData:
+    """Read the checkpoints of one label that fulfil all filters from a dataset folder or repository; the last is kept.
 
     Raises:
-        NFNError: the label has no checkpoints.
+        NFNError: there are none.
+        DatasetError: a filter that does not fit the columns.
     """
     zoo = open_zoo(dataset)
-    found = zoo.checkpoints(task, filters=("epoch_label", "in", [epoch_label]))  # "in": an unknown label is told below
+    # "in": an unknown label is told below.
+    conditions: list[str | Condition] = [("epoch_label", "in", [epoch_label]), *filters]
+    found = zoo.checkpoints(task, filters=conditions)
     if not len(found):
         labels = sorted(set(zoo.checkpoints(task).metadata["epoch_label"].to_pylist()))
+        fulfilling = f" that fulfils {' and '.join(filters)}" if filters else ""
         raise NFNError(
-            f"epoch_label: found no checkpoint of {epoch_label!r} in {dataset}, expected {', '.join(labels)}"
+            f"epoch_label: found no checkpoint of {epoch_label!r}{fulfilling} in {dataset}, expected labels "
+            f"{', '.join(labels)}{' and wider filters' if filters else ''}"
         )
     return WeightData.of(found)
 

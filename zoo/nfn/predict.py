@@ -36,6 +36,7 @@ def predict(
     checkpoints: Sequence[str | Path] = (),
     dataset: str | Path | None = None,
     epoch_label: str | None = None,
+    filters: Sequence[str] = (),
     device: str = "auto",
 ) -> Ranking:
     """Rank checkpoints given as files, or those of a dataset.
@@ -45,6 +46,7 @@ def predict(
         checkpoints: safetensors files, one checkpoint each.
         dataset: a dataset folder or Hub repository, in place of files; checkpoints of the predictor's task.
         epoch_label: of the dataset's checkpoints; the label that the predictor was trained on if not given.
+        filters: conditions on columns that the dataset's checkpoints fulfil.
 
     Raises:
         NFNError: no checkpoints, both kinds, or checkpoints that do not fit the predictor.
@@ -56,7 +58,8 @@ def predict(
     if dataset is None:
         data = read_checkpoint_files([Path(path) for path in checkpoints], saved.task)
     else:
-        data = load_checkpoints(str(dataset), saved.task, epoch_label or saved.config["epoch_label"])
+        label = epoch_label or saved.config["epoch_label"]
+        data = load_checkpoints(str(dataset), saved.task, label, tuple(filters))
     return rank(data, saved.predict(data))
 
 

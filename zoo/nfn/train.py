@@ -39,6 +39,8 @@ class Setting:
     """Names the initial parameters, the batches and, with `resplit`, the split."""
     threshold: float = 0.0
     """Smallest test accuracy of a checkpoint that takes part, a fraction in [0, 1)."""
+    filters: tuple[str, ...] = ()
+    """Conditions on columns that a checkpoint fulfils to take part, for example "initialisation==shared"."""
     resplit: bool = False
     """Split 70/15/15 anew by `seed`, after the filter (the paper's protocol), in place of the zoo's pinned splits."""
     recipe: Recipe = PAPER
@@ -94,6 +96,7 @@ def train(
     options: Mapping[str, int] | None = None,
     seed: int = 0,
     threshold: float = 0.0,
+    filters: Sequence[str] = (),
     resplit: bool = False,
     recipe: Recipe | None = None,
     device: str = "auto",
@@ -104,7 +107,7 @@ def train(
 
     Args:
         dataset: a dataset folder or a Hub repository.
-        task, epoch_label, predictor, components, options, seed, threshold, resplit: see Setting.
+        task, epoch_label, predictor, components, options, seed, threshold, filters, resplit: see Setting.
         recipe: of networks; the paper's if not given.
         device: "auto" (a GPU if there is one), "cpu", "cuda" ...
         out: folder for the predictor (predictor.safetensors and predictor.json). Training goes on from the last epoch
@@ -122,6 +125,7 @@ def train(
         options=dict(options or {}),
         seed=seed,
         threshold=threshold,
+        filters=tuple(filters),
         resplit=resplit,
         recipe=recipe or PAPER,
     )
@@ -134,8 +138,8 @@ def train(
 
 def load_splits(dataset: str | Path, setting: Setting) -> Splits:
     """Read, filter and split the checkpoints that a setting asks for."""
-    data = load_checkpoints(str(dataset), setting.task, setting.epoch_label).at_least(setting.threshold)
-    splits = split(data, setting.seed if setting.resplit else None)
+    data = load_checkpoints(str(dataset), setting.task, setting.epoch_label, setting.filters)
+    splits = split(data.at_least(setting.threshold), setting.seed if setting.resplit else None)
     splits.require_rankable()
     return splits
 

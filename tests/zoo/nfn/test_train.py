@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 
 from generators.architecture import unflatten
 from generators.streams import permutation, stream_key
-from zoo.errors import NFNError
+from zoo.errors import NFNError, ZooError
 from zoo.nfn import fit as fit_module
 from zoo.nfn.data import Splits, WeightData, load_checkpoints, split
 from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, seeded
 from zoo.nfn.predict import predict
 from zoo.nfn.predictors import NetworkPredictor, make_predictor
 from zoo.nfn.saved import CONFIG, STATE, TENSORS, load_predictor
-from zoo.nfn.train import Setting, TrainingResult, train, train_on
+from zoo.nfn.train import Setting, TrainingResult, load_splits, train, train_on
 
 SHORT = Recipe(epochs=4, warmup_epochs=1)
 CPU = torch.device("cpu")
@@ -262,7 +262,7 @@ class TestPredict:
             NFNError, match=r"other.safetensors: embedding.conv1.weight: found \(3,\), expected \(32, 1"
         ):
             predict(folder, checkpoints=[other])
-        with pytest.raises(NFNError, match=r"epoch_label: found no checkpoint of '75' in .*, expected 0, 2, best"):
+        with pytest.raises(NFNError, match=r"epoch_label: found no checkpoint of '75' in .*, expected labels 0, 2, b"):
             predict(folder, dataset=small_zoo, epoch_label="75")
 
 
@@ -303,6 +303,33 @@ class TestZoo:
             NFNError, match=r"train part: found 0 checkpoints of 0 different accuracies, expected 2 or more"
         ):
             train(small_zoo, task="mnist", epoch_label="best", threshold=0.99, progress=False)
+
+    def test_filters_choose_what_takes_part(self, small_zoo: Path, folder: Path) -> None:
+        conditions = ("init_std>=0.2", "learning_rate<0.01")
+        everything = load_checkpoints(str(small_zoo), "mnist", "best")
+        chosen = load_checkpoints(str(small_zoo), "mnist", "best", conditions)
+        assert chosen.names == [
+            row["checkpoint_id"]
+            for row in everything.metadata.to_pylist()
+            if row["init_std"] >= 0.2 and row["learning_rate"] < 0.01
+        ]
+        assert 0 < len(chosen) < len(everything)
+        splits = load_splits(small_zoo, Setting("mnist", "best", filters=conditions, resplit=True))
+        parts = (splits.train, splits.validation, splits.test)
+        assert sorted(name for part in parts for name in part.names) == sorted(chosen.names)
+        ranking = predict(folder, dataset=small_zoo, filters=conditions, device="cpu")
+        assert sorted(row.name for row in ranking.predictions) == sorted(chosen.names)
+
+    @pytest.mark.parametrize(
+        ("condition", "message"),
+        [
+            ("learning_rate>9", r"no checkpoint of 'best' that fulfils learning_rate>9 in .* labels .* and wider"),
+            ("optimiser==adam", "filters: found 'optimiser', .*; did you mean optimizer?"),
+        ],
+    )
+    def test_filters_that_fit_nothing_are_told(self, small_zoo: Path, condition: str, message: str) -> None:
+        with pytest.raises(ZooError, match=message):
+            train(small_zoo, task="mnist", epoch_label="best", filters=[condition], progress=False)
 
     def test_weights_that_are_not_finite_are_named(self) -> None:
         data = make_data("mnist", 4)
