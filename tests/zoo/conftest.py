@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_worker import ScriptedWorker
 from sweep_tools import rows, tiny, write_digits
 
 from zoo.sweep import generate
@@ -28,6 +29,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, digits_dir: Path) -> P
 def expected(undisturbed: Path) -> dict[str, Any]:
     """The rows of an undisturbed sweep of `tiny()`."""
     return rows(undisturbed)
+
+
+@pytest.fixture
+def worker_task(monkeypatch: pytest.MonkeyPatch) -> ScriptedWorker:
+    return ScriptedWorker(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,140 @@
+"""Signals to a driver, and several drivers of one sweep."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_worker import ScriptedWorker, run
+from sweep_tools import assert_undisturbed, drive, kill_when, rows, start, tiny
+
+from zoo import driver as driver_module
+from zoo.signs import Sign
+from zoo.store import Store
+from zoo.sweep import SweepInterrupted, SweepSummary
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_population_save_its_state_and_the_same_command_goes_on(
+    number: int, tmp_path: Path, digits_dir: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, write_sign = tmp_path / "s", Store.write_sign
+    config = tiny(store={"state_seconds": 1e9})
+
+    def signal_at_epoch_2(self: Store, population: str, attempt: str, sign: Sign) -> None:
+        write_sign(self, population, attempt, sign)
+        if sign.epoch == 2 and sign.first_epoch == 0:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(Store, "write_sign", signal_at_epoch_2)
+    before = signal.getsignal(number)
+    with pytest.raises(SweepInterrupted, match="stopped after 0 of 2 populations; run the command again") as caught:
+        run(config, sweep, digits_dir)
+    assert (caught.value.signal, caught.value.summary.sealed) == (number, 0)
+    assert signal.getsignal(number) == before
+    store = Store(sweep)
+    assert [[int(name[:5]) for name in store.states(p)] for p in store.begun()] == [[2]]
+    monkeypatch.undo()
+    run(config, sweep, digits_dir)
+    assert_undisturbed(sweep, expected)
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[int] = []
+    write_sign = Store.write_sign
+
+    def two_signals(self: Store, population: str, attempt: str, sign: Sign) -> None:
+        write_sign(self, population, attempt, sign)
+        if sign.epoch == 1:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            reached.append(sign.epoch)
+
+    monkeypatch.setattr(Store, "write_sign", two_signals)
+    with pytest.raises(SweepInterrupted) as caught:
+        run(tiny(store={"state_seconds": 1e9}), tmp_path / "s", digits_dir)
+    assert (caught.value.signal, caught.value.summary.populations, reached) == (signal.SIGTERM, 2, [])
+    assert [Store(tmp_path / "s").states(p) for p in Store(tmp_path / "s").begun()] == [[]]
+
+
+def test_a_signal_before_the_start_trains_nothing(
+    tmp_path: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch, worker_task: ScriptedWorker
+) -> None:
+    check = Store.check
+    monkeypatch.setattr(Store, "check", lambda self: (signal.raise_signal(signal.SIGTERM), check(self)))
+    with pytest.raises(SweepInterrupted, match="stopped after 0 of 2"):
+        run(tiny(), tmp_path / "s", digits_dir)
+    assert worker_task.calls == []
+
+
+def test_a_sweep_in_a_thread_leaves_signals_alone(tmp_path: Path, digits_dir: Path) -> None:
+    results: list[SweepSummary] = []
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=lambda: results.append(run(tiny(), tmp_path / "s", digits_dir)))
+    thread.start()
+    thread.join()
+    assert results[0].sealed == 2
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_two_drivers_at_once_end_with_every_run_exactly_once(
+    tmp_path: Path, digits_dir: Path, expected: dict[str, Any]
+) -> None:
+    # wandb#3522: 25 runs became 442 after agents were restarted.
+    drivers = [start(drive, tiny(population_size=1), tmp_path / "s", digits_dir) for _ in range(3)]
+    for process in drivers:
+        process.join()
+    assert [process.exitcode for process in drivers] == [0, 0, 0]
+    assert_undisturbed(tmp_path / "s", expected)
+
+
+def test_a_driver_leaves_alone_what_another_one_trains_until_that_one_is_silent(
+    tmp_path: Path,
+    digits_dir: Path,
+    expected: dict[str, Any],
+    worker_task: ScriptedWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "SIGN_SECONDS", 0.0)
+    run(tiny(), tmp_path / "plan-only", digits_dir)
+    first, second = (p.id for p in Store(tmp_path / "plan-only").plans()[0].populations)
+    store, asked = Store(tmp_path / "s"), []
+    is_alive = Sign.is_alive
+
+    def alive_at_first(self: Sign) -> bool:
+        asked.append(self.host)
+        return self.host == "elsewhere" and len(asked) < 5
+
+    monkeypatch.setattr(Sign, "is_alive", alive_at_first)
+    sign = Sign(1, time.time(), 0, time.time(), "elsewhere", 1)
+    store.write_sign(first, "of-another", sign)
+    run(tiny(), tmp_path / "s", digits_dir)
+    assert worker_task.calls[-2:] == [second, first]
+    assert asked.count("elsewhere") >= 5
+    monkeypatch.setattr(Sign, "is_alive", is_alive)
+    assert rows(tmp_path / "s") == expected
+
+
+def test_a_sign_that_never_changes_is_no_life_even_if_it_comes_from_the_future(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that was set back, or a machine whose clock is ahead, must not hold a population for ever."""
+    monkeypatch.setattr(driver_module, "SIGN_SECONDS", 0.0)
+    monkeypatch.setattr(driver_module, "STALE_SECONDS", 0.2)
+    run(tiny(), tmp_path / "plan-only", digits_dir)
+    store, later = Store(tmp_path / "s"), time.time() + 1e7
+    for population in Store(tmp_path / "plan-only").plans()[0].populations:
+        store.write_sign(population.id, "of-another", Sign(1, later, 0, later, "elsewhere", 1))
+    assert run(tiny(), tmp_path / "s", digits_dir).sealed == 2
+
+
+def test_attempts_of_a_driver_that_was_killed_are_taken_over_at_once(
+    tmp_path: Path, digits_dir: Path, expected: dict[str, Any]
+) -> None:
+    process = start(drive, tiny(), tmp_path / "s", digits_dir)
+    store = Store(tmp_path / "s")
+    kill_when(process, lambda: any(store.states(p) for p in store.begun()))
+    run(tiny(), tmp_path / "s", digits_dir)
+    assert_undisturbed(tmp_path / "s", expected)

@@ -1,0 +1,157 @@
+"""What the driver does with a population whose worker fails, by the kind of the failure."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scripted_worker import ScriptedWorker, run
+from sweep_tools import assert_undisturbed, block, tiny
+
+from zoo import driver as driver_module
+from zoo.cluster import Failure, FailureKind
+from zoo.plan import Population
+from zoo.store import Store
+
+
+def crash(population: Population) -> Failure:
+    return Failure(FailureKind.CRASH, "the worker died")
+
+
+def test_a_poisoned_population_is_set_aside_the_others_finish_and_a_rerun_tries_it_again(
+    tmp_path: Path, digits_dir: Path, expected: dict[str, Any], worker_task: ScriptedWorker
+) -> None:
+    # ray#30584: one failing trial made the whole experiment impossible to restore.
+    poisoned: list[str] = []
+
+    def poison(population: Population) -> None:
+        poisoned[:] = poisoned or [population.id]
+        if population.id in poisoned:
+            raise ValueError("poison")
+
+    worker_task.outcome = poison
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert (summary.sealed, list(summary.quarantined)) == (1, poisoned)
+    assert re.search(r"error: Traceback[\s\S]*in poison\n[\s\S]*ValueError: poison", summary.quarantined[poisoned[0]])
+    assert worker_task.calls.count(poisoned[0]) == 1
+    worker_task.outcome = lambda population: None
+    assert run(tiny(), tmp_path / "s", digits_dir).quarantined == {}
+    assert_undisturbed(tmp_path / "s", expected)
+
+
+def test_three_crashes_in_a_row_set_a_population_aside(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    worker_task.outcome = crash
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert {id_: worker_task.calls.count(id_) for id_ in summary.quarantined} == dict.fromkeys(worker_task.calls, 3)
+    assert set(summary.quarantined.values()) == {"crash: the worker died"}
+
+
+def test_a_newly_saved_state_starts_the_count_of_crashes_again(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    store = Store(tmp_path / "s")
+
+    def crash_after_progress(population: Population) -> Failure:
+        if (epoch := len(worker_task.calls)) <= 5:
+            store.save_state(population.id, epoch, b"%d" % epoch)
+        return crash(population)
+
+    worker_task.outcome = crash_after_progress
+    summary = run(tiny(grid=[block(dropout=[0.0])]), tmp_path / "s", digits_dir)
+    # The fifth crash is the first after the newest state; two more without a state make three in a row.
+    assert (len(worker_task.calls), len(summary.quarantined)) == (7, 1)
+
+
+def test_a_lost_node_is_no_fault_of_the_population(
+    tmp_path: Path,
+    digits_dir: Path,
+    expected: dict[str, Any],
+    worker_task: ScriptedWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "LONGEST_PAUSE", 0.01)
+    losses = iter(range(12))
+    worker_task.outcome = lambda p: None if next(losses, None) is None else Failure(FailureKind.LOST_NODE, "gone")
+    assert run(tiny(), tmp_path / "s", digits_dir).quarantined == {}
+    assert len(worker_task.calls) == 14
+    assert_undisturbed(tmp_path / "s", expected)
+
+
+def test_pauses_after_lost_nodes_grow_to_a_limit(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    retry = driver_module.Driver._retry
+
+    def note(self: Any, population: Population, pause: float = 0.0) -> None:
+        pauses.append(pause)
+        retry(self, population, 0.0)
+
+    monkeypatch.setattr(driver_module.Driver, "_retry", note)
+    losses = iter(range(8))
+    worker_task.outcome = lambda p: None if next(losses, None) is None else Failure(FailureKind.LOST_NODE, "gone")
+    run(tiny(grid=[block(dropout=[0.0])]), tmp_path / "s", digits_dir)
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert driver_module.LONGEST_PAUSE == 60
+
+
+@pytest.mark.parametrize("garbage", ["done", "sealed", "skipped", "stopped", 7, {"a": [1]}, b"\x00" * 1000])
+def test_a_worker_that_returns_garbage_has_crashed(
+    garbage: Any, tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    worker_task.outcome = lambda population: garbage
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert (summary.sealed, len(summary.quarantined), len(worker_task.calls)) == (0, 2, 6)
+    assert all(e.startswith("crash: the worker returned ") and len(e) < 300 for e in summary.quarantined.values())
+
+
+def test_a_worker_that_dies_right_after_sealing_has_sealed(
+    tmp_path: Path, digits_dir: Path, expected: dict[str, Any], worker_task: ScriptedWorker
+) -> None:
+    train = worker_task._train
+
+    def train_and_die(*arguments: Any) -> Failure:
+        assert train(*arguments) == "sealed"
+        return Failure(FailureKind.CRASH, "died")
+
+    worker_task._train = train_and_die
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert (summary.sealed, summary.quarantined, len(worker_task.calls)) == (2, {}, 2)
+    assert_undisturbed(tmp_path / "s", expected)
+
+
+def test_short_gpu_memory_halves_the_runs_that_go_together_and_trains_the_same_runs(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    def short_of_memory(population: Population) -> None:
+        if worker_task.widths[-1] != 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    worker_task.outcome = short_of_memory
+    config = tiny(population_size=5, grid=[block(learning_rate=[1e-2, 1e-3, 2e-3, 3e-3, 4e-3], dropout=[0.0])])
+    summary = run(config, tmp_path / "s", digits_dir)
+    assert (worker_task.widths, summary.quarantined) == ([None, 3, 2, 1], {})
+    assert len(Store(tmp_path / "s").commit(worker_task.calls[0]).runs) == 5
+
+
+def test_a_run_that_alone_is_too_much_for_the_gpu_is_set_aside(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    def never(population: Population) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    worker_task.outcome = never
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert [e.partition(":")[0] for e in summary.quarantined.values()] == ["out of GPU memory"] * 2
+
+
+def test_a_quarantined_population_that_another_driver_sealed_is_not_reported(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    run(tiny(), tmp_path / "s", digits_dir)
+    store = Store(tmp_path / "s")
+    store.quarantine(worker_task.calls[0], "error: of a slower driver")
+    assert run(tiny(), tmp_path / "s", digits_dir).quarantined == {}
