@@ -79,22 +79,26 @@ def build(
         shard_bytes: target size of a Parquet file's weights.
 
     Raises:
-        DatasetError: `out` holds something else than a dataset, or the sweeps do not fit together (see write_shards).
+        DatasetError: `out` holds something else than a dataset or lies in a sweep, or the sweeps do not fit together
+            (see write_shards).
         StoreError: a file of a sweep is not what its commit says.
     """
     out = Path(out)
+    stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
+    for store in stores:
+        if out.resolve().is_relative_to(Path(store.root).resolve()):
+            raise DatasetError(f"--out {out}: found a folder inside the sweep {store.root}, expected one outside of it")
     with _only_build_in(out):
-        return _build(sweep_dirs, out, executor, shard_bytes, progress)
+        return _build(stores, out, executor, shard_bytes, progress)
 
 
 def _build(
-    sweep_dirs: Path | str | Sequence[Path | str],
+    stores: list[Store],
     out: Path,
     executor: Executor | None,
     shard_bytes: int,
     progress: bool,
 ) -> BuildReport:
-    stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
     old = _existing_files(out)
     tables = write_shards(stores, out, executor, shard_bytes, progress)
     folder = _Folder(out, {file.path: file.sha256 for file in (*tables.shards, tables.index_file)})

@@ -160,11 +160,10 @@ class Store:
         return self.storage.exists(_plan_name(0))
 
     def require_plans(self) -> list[Plan]:
-        """Return the plans of an existing sweep."""
-        plans = self.plans()
-        if not plans:
+        """Return the plans of an existing sweep. (A dataset has plans too, under other names.)"""
+        if not self.has_plan():
             raise StoreError(f"{self.root}: found no plans/000.json, expected a sweep directory; see `zoo generate`")
-        return plans
+        return self.plans()
 
     def add_plan(self, plan: Plan) -> None:
         """Add a further plan; an equal one that another driver has just put there is the same plan."""

@@ -1,6 +1,7 @@
 import hashlib
 import importlib.metadata
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from safetensors.torch import load_file
 from zoo import files
 from zoo.builder import PROVENANCE, build, read_checksums
 from zoo.dataset import open_zoo
-from zoo.errors import DatasetError
+from zoo.errors import DatasetError, StoreError
 from zoo.plan import Plan
+from zoo.repair import repair_sweep
 from zoo.shards import plan_digest
+from zoo.status import sweep_status
 from zoo.store import Store
 from zoo.verify_dataset import verify_dataset
 
@@ -284,6 +287,26 @@ class TestTwoTasks:
 
     def test_sound(self, two_tasks: Path) -> None:
         assert verify_dataset(two_tasks) == []
+
+
+def test_a_dataset_is_no_sweep_and_grows_in_none(tmp_path: Path) -> None:
+    sweep, dataset = tmp_path / "sweep", tmp_path / "zoo"
+    write_large_sweep(sweep, 1, epochs=1, labels=("0", "best"))
+    before = sorted(sweep.rglob("*"))
+    for inside in (sweep, sweep / "populations" / "zoo"):
+        with pytest.raises(DatasetError, match=r"--out .*: found a folder inside the sweep .*, expected one outside"):
+            build([sweep], inside, progress=False)
+    assert sorted(sweep.rglob("*")) == before
+    build([sweep], dataset, progress=False)
+    no_sweep = r"found no plans/000\.json, expected a sweep directory"
+    with pytest.raises(StoreError, match=no_sweep):
+        sweep_status(dataset)
+    with pytest.raises(StoreError, match=no_sweep):
+        build([dataset], tmp_path / "again", progress=False)
+    before = sorted(dataset.rglob("*"))
+    (problem,) = repair_sweep(dataset, apply=True, orphans=True).beyond
+    assert re.search(no_sweep, problem)
+    assert sorted(dataset.rglob("*")) == before
 
 
 def test_small_zoos_declare_no_empty_splits(tmp_path: Path, hf_cache: Path) -> None:
