@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 DEMO ?= demo-zoo
 
-.PHONY: demo test lint format bench soak compat sanitize clean
+.PHONY: demo test lint format bench small-zoo soak compat sanitize clean
 
 demo: $(VENV)/.demo
 	@BIN="$(BIN)" tests/demo.sh "$(DEMO)"
@@ -22,6 +22,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	"$(BIN)/ruff" format .
 	"$(BIN)/ruff" check --fix .
+
+small-zoo: $(VENV)/.dev
+	"$(BIN)/python" tests/benchmarks/small_zoo.py $(ARGS)
 
 bench: $(VENV)/.dev
 	"$(BIN)/python" tests/benchmarks/run.py $(ARGS)

@@ -62,7 +62,7 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--filter", action="append", default=[], metavar="F", help="which checkpoints of the dataset, such as l2<=1e-6"
+        "--filter", dest="filters", action="append", default=[], metavar="F", help="of the dataset, such as l2<=1e-6"
     )
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu or cuda")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -92,7 +92,7 @@ def train(options: argparse.Namespace) -> int:
         components=options.components,
         seed=options.seed,
         threshold=options.threshold,
-        filters=options.filter,
+        filters=options.filters,
         resplit=options.resplit,
         recipe=_recipe(options),
         device=options.device,
@@ -120,7 +120,7 @@ def predict(options: argparse.Namespace) -> int:
         checkpoints=options.checkpoints,
         dataset=options.dataset,
         epoch_label=options.epoch_label,
-        filters=options.filter,
+        filters=options.filters,
         device=options.device,
     )
     if options.json:
@@ -150,7 +150,7 @@ def benchmark(options: argparse.Namespace) -> int:
         components=subsets,
         sizes=() if options.no_sizes else SIZES,
         seeds=options.seeds,
-        filters=options.filter,
+        filters=options.filters,
         resplit=options.resplit,
         recipe=_recipe(options),
         device=options.device,
