@@ -5,8 +5,11 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,38 @@ def test_files_that_cannot_grow_end_the_sweep_on_one_line(
     assert report.startswith(f"{tmp_path / 's'}: no space left, ")
     generate(tiny(), tmp_path / "s", digits_dir, workers=0, progress=False)
     assert_undisturbed(tmp_path / "s", expected)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("room", [50_000, 400_000, 1_000_000, 2_000_000])
+def test_a_full_disk_ends_the_sweep_on_one_line_and_the_same_command_goes_on_after_room_is_made(
+    room: int, small_disk: Path, expected: dict[str, Any], digits_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: Any) -> None:
+        (small_disk / "others").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - room))
+
+    sweep = small_disk / "s"
+    with monkeypatch.context() as patched:
+        patched.setattr("zoo.sweep.check_room", fill)
+        with pytest.raises(StoreError, match=rf"^{sweep}: (no space left, .*make room|cannot be written)") as caught:
+            generate(tiny(), sweep, digits_dir, workers=0, progress=False)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StoreError, match=r"found 0\.00 GB free, .* for \d populations to come; make room"):
+        generate(tiny(), sweep, digits_dir, workers=0, progress=False)
+    (small_disk / "others").unlink()
+    generate(tiny(), sweep, digits_dir, workers=0, progress=False)
+    assert_undisturbed(sweep, expected)
 
 
 def test_ten_kills_of_the_driver_at_random_moments_lose_nothing(digits_dir: Path, tmp_path: Path) -> None:
