@@ -4,7 +4,8 @@
 
 States and seals: seconds of one save and of one seal of Adam populations with real shapes, against the training time
 that lies between two of them, from the measured rate. Scheduling: populations of one run of one step, with all files
-and flushes, pass through the driver; what is not spent in the worker's task is the driver's own.
+and flushes, pass through the driver; what is not spent in the worker's task is the driver's own. With --workers, over
+Ray, the driver's processor time and the bytes of Ray's logs are told instead.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from zoo.sweep import generate
 
 STEPS_AN_EPOCH = 60_000 // 128
 EPOCHS = 50
+RAY_LOGS = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "session_latest" / "logs"
 
 
 def bench_keeping(width: int, folder: Path) -> None:
@@ -109,6 +111,7 @@ def bench_scheduling(populations: int, workers: int, folder: Path) -> None:
 
     if workers == 0:
         driver._train = timed
+    processor = time.process_time()
     summary = generate(config, folder / "sweep", data_dir, workers=workers, progress=False)
     assert summary.sealed == populations
     own = (summary.seconds - sum(spent)) / populations
@@ -117,6 +120,10 @@ def bench_scheduling(populations: int, workers: int, folder: Path) -> None:
     if spent:
         print(f", of which the driver {own * 1e3:.2f} ms", end="")
         print(f"; peak memory {memory[0] / 1e3:.0f} MB after a tenth, {memory[-1] / 1e3:.0f} MB at the end", end="")
+    else:
+        processor = (time.process_time() - processor) / populations
+        logs = sum(path.stat().st_size for path in RAY_LOGS.rglob("*") if path.is_file()) / populations
+        print(f", {processor * 1e3:.1f} ms of the driver's processor time, {logs:.0f} bytes of Ray's logs", end="")
     print()
 
 
