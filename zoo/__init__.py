@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from zoo.sweep import generate as generate
     from zoo.verification import verify as verify
 
+__version__ = "0.1.0"
+
 _MODULES = {
     "SweepConfig": "zoo.config",
     "ZooError": "zoo.errors",

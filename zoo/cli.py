@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generators.errors import InputError
-from zoo import commands, commands_nfn
+from zoo import __version__, commands, commands_nfn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="zoo", description="Generate, keep, publish and read zoos of small transformers."
     )
+    top.add_argument("--version", action="version", version=f"zoo {__version__}")
     group = top.add_subparsers(metavar="COMMAND", required=True)
 
     plan = _command(group, "plan", commands.plan, "show what a configuration would train")

@@ -24,6 +24,10 @@ from typing import Any, Protocol
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# A Ray of our own would write about 100 MB of logs a day, and keep up to 600 MB of each of its processes.
+os.environ.setdefault("RAY_event_stats_print_interval_ms", "3600000")
+os.environ.setdefault("RAY_ROTATION_MAX_BYTES", "500000")
+os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", "1")
 
 import ray
 import torch

@@ -1,5 +1,6 @@
 """The package's own names: the verbs of the command line, in Python."""
 
+import importlib.metadata
 import inspect
 import pkgutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 import zoo
+from zoo.cli import main
 
 
 @pytest.mark.parametrize("name", zoo.__all__)
@@ -20,6 +22,13 @@ def test_every_name_is_a_function_or_class_also_after_its_module_was_imported(na
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'genrate'"):
         zoo.genrate  # noqa: B018
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert zoo.__version__ == importlib.metadata.version("small-transformer-zoo")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"zoo {zoo.__version__}\n"
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

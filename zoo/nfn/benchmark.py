@@ -19,7 +19,7 @@ from zoo.errors import NFNError
 from zoo.files import write
 from zoo.nfn.data import load_checkpoints, settle_components
 from zoo.nfn.fit import PAPER, Recipe
-from zoo.nfn.predictors import predictor_class, predictor_names
+from zoo.nfn.predictors import predictor_names
 from zoo.nfn.report import Cell, write_report
 from zoo.nfn.train import Setting, TrainingResult, load_splits, train_on
 
@@ -83,8 +83,6 @@ def benchmark(
     if seeds < 1:
         raise NFNError(f"seeds: found {seeds}, expected 1 or more")
     names = [*(predictors or predictor_names())]
-    for name in names:
-        predictor_class(name)
     subsets = _subsets(task) if components is None else [settle_components(task, subset) for subset in components]
     shared = {
         "task": task,

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from zoo.errors import NFNError
 from zoo.nfn.data import Splits, load_checkpoints, settle_components, split
 from zoo.nfn.fit import PAPER, FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
-from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, Predictor, make_predictor
+from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, Predictor, make_predictor, predictor_class
 from zoo.nfn.saved import finished_result, load_state, save_predictor, save_state
 
 FEW_TEST_CHECKPOINTS = 30
@@ -25,7 +25,7 @@ FEW_TEST_CHECKPOINTS = 30
 class Setting:
     """What decides a training, beside the checkpoints: which predictor, on which part of the zoo, how.
 
-    Raises NFNError for an unknown task or component, or a threshold outside [0, 1).
+    Raises NFNError for an unknown task, predictor or component, or a threshold outside [0, 1).
     """
 
     task: str
@@ -46,6 +46,7 @@ class Setting:
     recipe: Recipe = PAPER
 
     def __post_init__(self) -> None:
+        predictor_class(self.predictor)
         object.__setattr__(self, "components", settle_components(self.task, self.components))
         if not 0 <= self.threshold < 1:
             raise NFNError(f"threshold: found {self.threshold!r}, expected a fraction in [0, 1)")

@@ -337,6 +337,10 @@ class TestZoo:
         with pytest.raises(NFNError, match=r"run0002-best: found a weight that is no finite number \(1 such"):
             data.require_finite()
 
+    def test_an_unknown_predictor_is_refused_before_anything_is_read(self, tmp_path: Path) -> None:
+        with pytest.raises(NFNError, match=r"predictor: found 'transformer_nfn', expected one of .*transformer-nfn"):
+            train(tmp_path / "nothing", task="mnist", epoch_label="best", predictor="transformer_nfn")
+
     def test_an_unknown_device_is_refused(self, small_zoo: Path) -> None:
         with pytest.raises(NFNError, match="device: found 'abacus', which torch cannot use here"):
             train(small_zoo, task="mnist", epoch_label="best", device="abacus", progress=False)
