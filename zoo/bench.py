@@ -22,9 +22,10 @@ from generators.architecture import (
 )
 from generators.engines import make_engine
 from generators.engines.base import Batch, Engine
+from generators.hyperparameters import Hyperparameters
 from generators.optimizers import make_optimizer
 from generators.tasks.data import Split, TaskData
-from zoo.plan import Population
+from zoo.plan import Population, run_steps
 
 BATCH = 128
 EVALUATION_COST = 0.37
@@ -40,9 +41,10 @@ CPU_FEATURES = ("avx512f", "avx2", "fma", "asimd", "sve")
 class BenchReport:
     """What `measure` found.
 
-    run_steps_per_second: training steps of one run (batch 128, Adam, dropout 0.1), forward, backward and update.
+    run_steps_per_second: training steps of one run (Adam, dropout 0.1), forward, backward and update.
     gflops: floating-point operations of the network's matrix products per second, in units of 1e9.
-    matmul_gflops: of a large matrix product on the same threads or GPU; share: gflops / matmul_gflops.
+    matmul_gflops: of torch's large matrix product on the same threads or GPU; share: gflops / matmul_gflops, which is
+    more than 1 where the fused engine's products beat torch's.
     """
 
     machine: str
@@ -51,6 +53,7 @@ class BenchReport:
     device: str
     threads: int
     runs: int
+    batch_size: int
     run_steps_per_second: float
     gflops: float
     matmul_gflops: float
@@ -60,7 +63,9 @@ class BenchReport:
         return self.gflops / self.matmul_gflops
 
 
-def measure(task: str, engine: str = "auto", runs: int | None = None, seconds: float = 5.0) -> BenchReport:
+def measure(
+    task: str, engine: str = "auto", runs: int | None = None, seconds: float = 5.0, batch_size: int = BATCH
+) -> BenchReport:
     """Train a population on random data for some seconds, with all cores or the GPU.
 
     Args:
@@ -74,7 +79,7 @@ def measure(task: str, engine: str = "auto", runs: int | None = None, seconds: f
     runs = runs or (200 if device == "cuda" else 8 * threads)
     data = random_data(task)
     made = make_engine(engine, data, device, threads)
-    rate = train_rate(made, runs, seconds)
+    rate = train_rate(made, runs, seconds, batch_size)
     tokens = IMAGE_TOKENS if data.train.lengths is None else float(data.train.lengths.double().mean())
     return BenchReport(
         machine=machine(),
@@ -83,8 +88,9 @@ def measure(task: str, engine: str = "auto", runs: int | None = None, seconds: f
         device=device,
         threads=threads,
         runs=runs,
+        batch_size=batch_size,
         run_steps_per_second=rate,
-        gflops=rate * step_operations(task, tokens) / 1e9,
+        gflops=rate * step_operations(task, tokens, batch_size) / 1e9,
         matmul_gflops=matmul_rate(device) / 1e9,
     )
 
@@ -101,11 +107,14 @@ def first_estimate(populations: Sequence[Population], data: TaskData, engine: st
     batch_size = min(first.batch_size, len(data.train))
     rate = slots * train_rate(made, min(len(populations[0].runs), 8), seconds=1.0, batch_size=batch_size)
     torch.set_num_threads(threads)
-    steps = 0.0
-    for run in (run for population in populations for run in population.runs):
-        steps += run.epochs * (round(run.train_fraction * len(data.train)) // run.batch_size)
-        steps += (run.epochs + 1) * len(data.test) / run.batch_size * EVALUATION_COST
-    return rate, steps / rate
+    runs = [run for population in populations for run in population.runs]
+    return rate, steps_with_evaluations(runs, len(data.train), len(data.test)) / rate
+
+
+def steps_with_evaluations(runs: Sequence[Hyperparameters], train_samples: int, test_samples: int) -> float:
+    """Return the run-steps of `runs`, with their evaluations counted as so many more of them."""
+    evaluations = sum((run.epochs + 1) * test_samples / run.batch_size for run in runs)
+    return run_steps(runs, train_samples) + EVALUATION_COST * evaluations
 
 
 def train_rate(engine: Engine, runs: int, seconds: float, batch_size: int = BATCH) -> float:
@@ -128,12 +137,12 @@ def train_rate(engine: Engine, runs: int, seconds: float, batch_size: int = BATC
     return steps * runs / elapsed
 
 
-def step_operations(task: str, tokens: float) -> float:
+def step_operations(task: str, tokens: float, batch_size: int = BATCH) -> float:
     """Return the floating-point operations of one run-step's matrix products: forward, and twice that backward."""
     per_token = BLOCKS * (4 * WIDTH * WIDTH + 2 * tokens * WIDTH + 2 * WIDTH * MLP_WIDTH)
     if task == "mnist":
         per_token += PATCH * PATCH * WIDTH
-    return 6 * BATCH * (tokens * per_token + WIDTH * (WIDTH + CLASSES[task]))
+    return 6 * batch_size * (tokens * per_token + WIDTH * (WIDTH + CLASSES[task]))
 
 
 def matmul_rate(device: str, size: int = 1024, seconds: float = 1.0) -> float:

@@ -203,7 +203,7 @@ def import_release(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    from zoo.bench import BATCH, EVALUATION_COST, measure
+    from zoo.bench import measure, steps_with_evaluations
     from zoo.config import load_config
     from zoo.plan import make_plan
 
@@ -212,12 +212,15 @@ def bench(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides)
     train_samples, test_samples = config.data.sizes()
     plan = make_plan(config, "0" * 16, train_samples)
-    evaluations = len(plan.runs) * (config.epochs + 1) * test_samples / BATCH * EVALUATION_COST
-    steps = plan.run_steps(train_samples) * config.batch_size / BATCH + evaluations
-    report = measure(config.task, options.engine, options.runs, options.seconds)
+    steps = steps_with_evaluations(plan.runs, train_samples, test_samples)
+    report = measure(config.task, options.engine, options.runs, options.seconds, config.batch_size)
     rate = report.run_steps_per_second
-    record: dict[str, Any] = asdict(report) | {"matmul_share": round(report.share, 3), "run_steps_to_do": round(steps)}
-    record |= {"hours_here": round(steps / rate / 3600, 2)}
+    record: dict[str, Any] = asdict(report) | {
+        "matmul_share": round(report.share, 3),
+        "run_steps": plan.run_steps(train_samples),
+        "run_steps_with_evaluations": round(steps),
+        "hours_here": round(steps / rate / 3600, 2),
+    }
     if options.cores:
         record |= {f"hours_on_{options.cores}_cores": round(steps / rate / 3600 * report.threads / options.cores, 2)}
     if options.gpus:

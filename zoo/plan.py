@@ -78,7 +78,7 @@ class Plan:
 
     def run_steps(self, train_samples: int) -> int:
         """Training steps of all runs together, given the size of the training set."""
-        return sum(r.epochs * (round(r.train_fraction * train_samples) // r.batch_size) for r in self.runs)
+        return run_steps(self.runs, train_samples)
 
     def to_json(self) -> str:
         """Return the canonical JSON: what all runs share once, then a row a run."""
@@ -125,6 +125,11 @@ class Plan:
             raise
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise PlanError(f"{where}: not a readable plan ({error!r}); restore the file from a copy") from error
+
+
+def run_steps(runs: Iterable[Hyperparameters], train_samples: int) -> int:
+    """Return the training steps of all `runs` together, given the size of the training set."""
+    return sum(r.epochs * (round(r.train_fraction * train_samples) // r.batch_size) for r in runs)
 
 
 def make_plan(

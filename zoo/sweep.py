@@ -17,7 +17,7 @@ from zoo.data_record import load_data, write_data_record
 from zoo.driver import Driver, disk_full
 from zoo.durations import duration
 from zoo.errors import PlanError, StoreError
-from zoo.plan import BYTES_PER_WEIGHT, Plan, Population, differences, make_plan
+from zoo.plan import BYTES_PER_WEIGHT, Plan, Population, differences, make_plan, run_steps
 from zoo.signals import Interrupted, Stop, stop_signals
 from zoo.store import Store
 from zoo.worker import WorkerSettings
@@ -218,6 +218,6 @@ def _summary(store: Store, trained: list[Population], samples: int, seconds: flo
         trained=len(trained),
         diverged=sum(run.status == "diverged" for commit in commits for run in commit.runs.values()),
         seconds=seconds,
-        run_steps=sum(r.epochs * (round(r.train_fraction * samples) // r.batch_size) for p in trained for r in p.runs),
+        run_steps=run_steps((run for population in trained for run in population.runs), samples),
         quarantined={id_: error for id_, error in store.quarantined().items() if id_ not in sealed},
     )
