@@ -161,4 +161,8 @@ class RerunReport:
             f"{d.recorded_epoch:>10}{d.accuracy:>10.4f}{d.recorded_accuracy:>10.4f}"
             for d in self.labels
         ]
+        if not self.identical and self.engine != self.recorded_engine:
+            lines.append("engines round differently, which training amplifies; --engine recorded gives equal weights")
+        elif not self.identical:
+            lines.append("equal weights are expected only on the kind of processor or GPU that trained the run")
         return "\n".join(lines)
