@@ -3,10 +3,13 @@
     python tests/benchmarks/bench_training.py --task mnist --data-dir FOLDER [--rounds 5]
 
 End to end: real data, batch 128, an evaluation after every epoch, checkpoints and metrics written and sealed, one
-worker a core; start-up of the workers excluded. Prints run-steps per second of every round, then medians and ratios.
+worker a core; start-up of the workers excluded. Beside it the fused engine's training steps alone, in one process and
+in one a core: what the rest of an epoch costs, and how well processes scale. Prints run-steps per second of every
+round, then medians and ratios.
 """
 
 import argparse
+import multiprocessing
 import os
 import tempfile
 from pathlib import Path
@@ -17,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; the plain loop
 import plain_loop
 import torch
 
+from generators.engines import make_engine
+from zoo.bench import random_data, train_rate
 from zoo.config import load_config
 from zoo.store import Store
 from zoo.sweep import generate
@@ -50,6 +55,12 @@ def sweep_rate(task: str, engine: str, data_dir: Path, runs: int, workers: int) 
         return summary.run_steps / max(commit.seconds for commit in Store(folder).commits())
 
 
+def step_rate(task: str, runs: int) -> float:
+    """Return the run-steps per second of two seconds of training steps and nothing else: fused engine, one core."""
+    torch.set_num_threads(1)
+    return train_rate(make_engine("fused", random_data(task)), runs, seconds=2.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=tuple(SETTINGS), default="mnist")
@@ -60,18 +71,25 @@ def main() -> None:
     options = parser.parse_args()
     workers = os.cpu_count() or 1
     data = plain_loop.load(options.task, options.data_dir, **SETTINGS[options.task])
-    names = ("plain loop", "torch engine", "fused engine", "torch/plain", "fused/plain", "fused/torch")
+    rates = ("plain loop", "torch engine", "fused engine", "steps, 1", f"steps, {workers}")
+    names = (*rates, "torch/plain", "fused/plain", "fused/torch", "rest/steps", "scaling")
     rows = []
     print(f"{options.task}, {workers} cores, run-steps/s")
     print("  ".join(f"{name:>12s}" for name in names))
+    pool = multiprocessing.get_context("spawn").Pool(workers)
     for _ in range(options.rounds):
         torch.set_num_threads(workers)
         plain = plain_loop.run_steps_per_second(data, steps=100)
         slow = sweep_rate(options.task, "torch", options.data_dir, max(options.torch_runs, workers), workers)
         fast = sweep_rate(options.task, "fused", options.data_dir, options.runs, workers)
-        rows.append((plain, slow, fast, slow / plain, fast / plain, fast / slow))
-        print("  ".join(f"{value:12.1f}" for value in rows[-1]), flush=True)
-    print("  ".join(f"{median(column):12.1f}" for column in zip(*rows, strict=True)), " median")
+        width = options.runs // workers
+        (one,) = pool.starmap(step_rate, [(options.task, width)])
+        all_ = sum(pool.starmap(step_rate, [(options.task, width)] * workers, chunksize=1))
+        ratios = (slow / plain, fast / plain, fast / slow, all_ / fast - 1, all_ / (one * workers))
+        rows.append((plain, slow, fast, one, all_, *ratios))
+        print("  ".join(f"{value:12.2f}" for value in rows[-1]), flush=True)
+    pool.terminate()
+    print("  ".join(f"{median(column):12.2f}" for column in zip(*rows, strict=True)), " median")
 
 
 if __name__ == "__main__":
