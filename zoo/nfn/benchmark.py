@@ -7,7 +7,7 @@ starts again trains only the cells whose files are missing. Cells are independen
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from zoo.errors import NFNError
 from zoo.files import write
 from zoo.nfn.data import load_checkpoints, settle_components
 from zoo.nfn.fit import PAPER, Recipe
-from zoo.nfn.predictors import predictor_names
+from zoo.nfn.predictors import predictor_class, predictor_names
 from zoo.nfn.report import Cell, write_report
 from zoo.nfn.train import Setting, TrainingResult, load_splits, train_on
 
@@ -84,7 +84,7 @@ def benchmark(
         raise NFNError(f"seeds: found {seeds}, expected 1 or more")
     names = [*(predictors or predictor_names())]
     subsets = _subsets(task) if components is None else [settle_components(task, subset) for subset in components]
-    shared = {
+    shared: dict[str, Any] = {
         "task": task,
         "epoch_label": epoch_label,
         "filters": tuple(filters),
@@ -92,7 +92,7 @@ def benchmark(
         "recipe": recipe or PAPER,
     }
     cells = [
-        Cell(table, label, Setting(**{**shared, "seed": seed, **changes}))
+        Cell(table, label, _without_idle_seed(Setting(**shared, **changes, seed=seed)))
         for table, label, changes in _rows(names, thresholds, subsets, sizes)
         for seed in range(seeds)
     ]
@@ -127,6 +127,12 @@ def cell_name(setting: Setting) -> str:
     short = hashlib.sha256(record.encode()).hexdigest()[:8]
     parts = "+".join(setting.components or ())
     return f"{setting.predictor}{options}_{parts}_{setting.threshold:g}_seed{setting.seed}_{short}"
+
+
+def _without_idle_seed(setting: Setting) -> Setting:
+    """Give seed 0 to a training that no seed changes: it is done once, and counts for every seed."""
+    is_idle = not (setting.resplit or predictor_class(setting.predictor).has_chance)
+    return replace(setting, seed=0) if is_idle else setting
 
 
 def _rows(

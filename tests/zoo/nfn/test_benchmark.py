@@ -152,3 +152,23 @@ def test_wrong_settings_are_refused_before_any_training(small_zoo: Path, tmp_pat
     with pytest.raises(NFNError, match=message):
         benchmark(small_zoo, out=tmp_path, **(ARGUMENTS | changes))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("resplit", [False, True])
+def test_what_no_seed_changes_is_trained_once(
+    resplit: bool, small_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trained = []
+
+    def instead(dataset: str, setting: Setting, device: str) -> TrainingResult:
+        trained.append((setting.predictor, setting.seed))
+        predictions = [{"checkpoint_id": str(row), "accuracy": row / 2, "predicted": row / 2} for row in range(2)]
+        return TrainingResult(1, {"train": 9, "validation": 9, "test": 2}, 0.5, 0.5, None, 0.0, [], predictions)
+
+    monkeypatch.setattr(module, "_train_cell", instead)
+    names = ["xgboost", "lightgbm", "random-forest"]
+    changes = {"predictors": names, "thresholds": (0.0,), "components": (), "sizes": (), "seeds": 3}
+    result = benchmark(small_zoo, out=tmp_path, **(ARGUMENTS | changes), resplit=resplit)
+    counts = {name: sum(predictor == name for predictor, _ in trained) for name in names}
+    assert counts == {"xgboost": 3 if resplit else 1, "lightgbm": 3 if resplit else 1, "random-forest": 3}
+    assert [row["seeds"] for row in result.rows] == [3, 3, 3]

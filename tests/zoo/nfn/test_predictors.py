@@ -11,7 +11,7 @@ from weight_tools import ILLEGAL
 from generators.architecture import flatten, tensor_table, unflatten
 from zoo.errors import NFNError
 from zoo.nfn.data import Splits, component_columns, split
-from zoo.nfn.predictors import NetworkPredictor, make_predictor, predictor_names
+from zoo.nfn.predictors import NetworkPredictor, make_predictor, predictor_class, predictor_names
 from zoo.nfn.predictors.mlp_augmented import move_randomly
 from zoo.nfn.predictors.statnn import statistics
 from zoo.nfn.weight_space import WeightSpace, apply_group, encoder_tensors, encoder_weights, sample_group
@@ -208,3 +208,15 @@ def test_a_random_forest_of_arrays_is_that_of_scikit_learn():
         100, max_depth=10, min_samples_leaf=50, max_leaf_nodes=256, max_features="sqrt", random_state=3
     )
     np.testing.assert_allclose(forest.predict(inputs), original.fit(inputs, accuracy).predict(inputs), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in predictor_names() if not predictor_class(name).has_chance])
+def test_a_predictor_without_chance_ignores_the_seed(name: str) -> None:
+    pytest.importorskip(name)
+    data = make_data("mnist", 160)
+    first, second = (make_predictor(name, "mnist") for _ in range(2))
+    for forest, seed in ((first, 0), (second, 1)):
+        forest.fit(forest.inputs(data)[:, :500].numpy(), data.accuracy.numpy(), seed)
+    inputs = first.inputs(data)[:, :500].numpy()
+    assert np.array_equal(first.predict(inputs), second.predict(inputs))
+    assert len(np.unique(first.predict(inputs))) > 1

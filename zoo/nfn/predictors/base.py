@@ -29,6 +29,8 @@ class Predictor(ABC):
 
     name: ClassVar[str]
     options: ClassVar[dict[str, int]] = {}
+    has_chance: ClassVar[bool] = True
+    """Whether the seed of a training decides anything but the split."""
 
     def __init__(self, task: str, components: tuple[str, ...]) -> None:
         self.task, self.components = task, components

@@ -13,6 +13,8 @@ ROUNDS = 100
 class LightGBMPredictor(ForestPredictor):
     """Trees of depth 10, minimum child weight 50 (the Hessian of squared error: checkpoints) and at most 256 leaves."""
 
+    has_chance = False
+
     def fit(self, inputs: np.ndarray, accuracy: np.ndarray, seed: int) -> None:
         lightgbm = library("lightgbm")
         settings = {

@@ -13,6 +13,8 @@ ROUNDS = 100
 class XGBoostPredictor(ForestPredictor):
     """Trees of depth 10, minimum child weight 50 and at most 256 leaves, on squared error."""
 
+    has_chance = False
+
     def fit(self, inputs: np.ndarray, accuracy: np.ndarray, seed: int) -> None:
         xgboost = library("xgboost")
         settings = {
