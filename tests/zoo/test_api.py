@@ -5,11 +5,15 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import zoo
 from zoo.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", zoo.__all__)
@@ -34,3 +38,17 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
 def test_importing_the_package_imports_nothing_heavy() -> None:
     program = "import sys, zoo, zoo.cli; sys.exit(bool({'torch', 'ray', 'datasets', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_wheel_carries_every_package_and_the_files_beside_their_code() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    moved = setuptools["package-dir"]
+    folders = {path.parent.relative_to(ROOT) for top in ("zoo", "generators") for path in (ROOT / top).rglob("*.py")}
+    assert sorted(setuptools["packages"]) == sorted({".".join(folder.parts) for folder in folders} | moved.keys())
+    listed = set()
+    for package, patterns in setuptools["package-data"].items():
+        folder = ROOT / moved.get(package, package.replace(".", "/"))
+        listed |= {path for pattern in patterns for path in folder.glob(pattern)}
+    tops = (ROOT / "zoo", ROOT / "generators", ROOT / "configs", ROOT / "cards")
+    beside = {path for top in tops for path in top.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert listed == {path for path in beside if not path.name.startswith(".")}
