@@ -1,8 +1,8 @@
 """The reference engine: the model written once, for one run, and torch.func for the population.
 
 `functional_call` gives the network as a function of its weights, `grad_and_value` its gradient, `vmap` maps both over
-the stacked weights. It serves every device and float64 too. A batch's inputs and its dropout numbers are made once,
-outside vmap, and shared by all runs.
+the stacked weights. It serves the CPU and CUDA, and float64 too. A batch's inputs and its dropout numbers are made
+once, outside vmap, and shared by all runs.
 
 Dimensions: R run, B sample, T token, D width, C class, P parameter.
 """
@@ -23,22 +23,24 @@ CPU_RUNS_AT_ONCE = 1
 """On a CPU stacked activations of several runs leave the cache, so runs go through the network one after the other."""
 EVALUATION_BATCH = 250
 """Samples of one evaluation batch on a CPU."""
-GPU_EVALUATED_AT_ONCE = 1 << 16
-"""Runs x samples of one evaluation batch on a GPU."""
 GPU_SAMPLES = 128
 """Samples of a training batch for which the memory of a GPU is shared out."""
-GPU_BYTES_PER_TOKEN = 12_000
-"""Memory of one run's activations and their gradients, a token of a sample; from counting tensors, with a margin."""
 GPU_MEMORY_SHARE = 0.8
+TRAINING_BYTES = (8_000, 80)
+"""Memory of one run's training step: bytes a token, and bytes a pair of tokens (attention). Measured without dropout
+were 8.2 KB a token at 49 tokens, 12.1 KB at 128 and 33.6 KB at 512; the rest is for dropout, and a margin."""
+EVALUATION_BYTES = (1_500, 24)
+"""The same of an evaluation; measured were 83 KB an image (49 tokens) and 120 KB a text (64), each for one run."""
 
 
 class TorchEngine:
-    """Population arithmetic in torch on any device, in float32 or float64.
+    """Population arithmetic in torch on the CPU or a CUDA device, in float32 or float64.
 
     Args:
         data: the task's data; it is moved to `device`, still as integers.
         dtype: of weights, activations and gradients.
-        runs_at_once: how many runs one vmap call takes; None for a choice by device. Changes results by rounding only.
+        runs_at_once: how many runs one vmap call takes, on a GPU no more than its memory holds; None for a choice by
+            device. Changes results by rounding only.
     """
 
     name = "torch"
@@ -55,7 +57,7 @@ class TorchEngine:
         self.data = data.to(self.device)
         vectors = None if self.data.word_vectors is None else self.data.word_vectors.to(dtype)
         self._model = SmallTransformer(data.task, vectors, max_tokens=data.max_tokens).to(self.device, dtype).eval()
-        self._runs_at_once = runs_at_once or self._runs_that_fit()
+        self._runs_at_once = self._settle_width(runs_at_once)
         self._gradients = vmap(grad_and_value(self._loss, has_aux=True), (0, None, None, None, None))
         self._forward = vmap(self._logits, (0, None, None, None))
 
@@ -100,20 +102,26 @@ class TorchEngine:
             correct += (logits.argmax(dim=-1) == labels).sum(dim=1)
         return Evaluation(loss / len(split), correct.double() / len(split))
 
-    def _runs_that_fit(self) -> int:
-        """Return how many runs go through the network together: by cache on a CPU, by free memory on a GPU."""
+    def _settle_width(self, asked: int | None) -> int:
+        """Return how many runs go through the network together: by cache on a CPU, by memory on a GPU.
+
+        By the memory that the GPU has, not by what is free of it: rounding depends on the width, and results should not
+        depend on what else runs there.
+        """
         if self.device.type == "cpu":
-            return CPU_RUNS_AT_ONCE
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return max(1, int(GPU_MEMORY_SHARE * free) // (GPU_SAMPLES * self.data.max_tokens * GPU_BYTES_PER_TOKEN))
+            return asked or CPU_RUNS_AT_ONCE
+        _, memory = torch.cuda.mem_get_info(self.device)
+        fitting = runs_that_fit(memory, self.data.max_tokens)
+        return min(asked or fitting, fitting)
 
     def _run_chunks(self, runs: int) -> Iterator[slice]:
         width = self._runs_at_once
         return (slice(start, start + width) for start in range(0, runs, width))
 
     def _logit_batches(self, weights: Tensor, split: Split) -> Iterator[Tensor]:
-        on_cpu = self.device.type == "cpu"
-        batch = EVALUATION_BATCH if on_cpu else max(1, GPU_EVALUATED_AT_ONCE // min(self._runs_at_once, len(weights)))
+        batch = EVALUATION_BATCH
+        if self.device.type != "cpu":
+            batch = evaluation_samples(len(weights), self._runs_at_once, self.data.max_tokens)
         for indices in torch.arange(len(split), device=self.device).split(batch):
             inputs, lengths = self._inputs(split, indices, None)
             with torch.no_grad():
@@ -138,3 +146,22 @@ class TorchEngine:
         """Return one run's loss and, beside it, the number of right answers."""
         logits = self._logits(weights, inputs, lengths, masks)
         return F.cross_entropy(logits, labels), (logits.argmax(dim=-1) == labels).sum()
+
+
+def runs_that_fit(memory: int, tokens: int) -> int:
+    """Return for how many runs a GPU with `memory` bytes holds a training step of samples of `tokens` tokens."""
+    return max(1, int(GPU_MEMORY_SHARE * memory) // (GPU_SAMPLES * _sample_bytes(TRAINING_BYTES, tokens)))
+
+
+def evaluation_samples(runs: int, runs_at_once: int, tokens: int) -> int:
+    """Return how many samples a GPU evaluates at once for a population of `runs` runs.
+
+    They take the memory that a training step of `runs_at_once` runs takes, so that a smaller width needs less.
+    """
+    memory = runs_at_once * GPU_SAMPLES * _sample_bytes(TRAINING_BYTES, tokens)
+    return memory // (min(runs, runs_at_once) * _sample_bytes(EVALUATION_BYTES, tokens))
+
+
+def _sample_bytes(rates: tuple[int, int], tokens: int) -> int:
+    a_token, a_pair = rates
+    return tokens * (a_token + tokens * a_pair)

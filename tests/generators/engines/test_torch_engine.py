@@ -161,3 +161,45 @@ def test_data_stays_integers_on_the_device(data: TaskData):
     engine = TorchEngine(data)
     assert engine.name == "torch"
     assert engine.data.train.inputs.dtype == (torch.uint8 if data.task == "mnist" else torch.int32)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("tokens", [49, 64, 512])
+@pytest.mark.parametrize("runs", [1, 7, 200])
+def test_half_the_width_takes_about_half_the_memory_of_a_gpu(tokens: int, runs: int):
+    """After a lack of memory the width is halved, which must help in evaluation as well as in training."""
+
+    def evaluated(width: int) -> int:
+        return min(runs, width) * torch_engine.evaluation_samples(runs, width, tokens)
+
+    for width in (200, 65, 16, 3, 2):
+        half = (width + 1) // 2
+        assert evaluated(half) < evaluated(width)
+        assert evaluated(half) <= half / width * evaluated(width) * 1.02
+
+
+@pytest.mark.parametrize(
+    ("tokens", "training_bytes", "evaluation_bytes"),
+    [(49, 8_200 * 49, 83_000), (64, 9_100 * 64, 120_000), (128, 12_100 * 128, None), (512, 33_600 * 512, None)],
+)
+@pytest.mark.parametrize("memory", [8 * GIB, 139 * GIB])
+def test_what_was_measured_fits_into_a_gpu(tokens: int, training_bytes: int, evaluation_bytes: int | None, memory: int):
+    """A training step of 128 samples fills a third to 0.8 of the memory; evaluation no more than that."""
+    width = torch_engine.runs_that_fit(memory, tokens)
+    assert 0.3 < width * 128 * training_bytes / memory < 0.8
+    if evaluation_bytes is not None:
+        for runs in (1, 200, 10_000):
+            together = min(runs, width) * torch_engine.evaluation_samples(runs, width, tokens)
+            assert 0.3 < together * evaluation_bytes / memory < 0.8
+
+
+def test_the_width_on_a_gpu_follows_its_whole_memory_and_never_exceeds_it(digits: TaskData, monkeypatch):
+    engine = TorchEngine(digits)
+    engine.device = torch.device("cuda")
+    fitting = torch_engine.runs_that_fit(8 * GIB, 49)
+    for free in (0, 3 * GIB, 8 * GIB):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 8 * GIB))
+        assert engine._settle_width(None) == engine._settle_width(10_000) == fitting
+        assert engine._settle_width(5) == 5
