@@ -5,6 +5,7 @@
 // the number of runs change no bit. FUSED_TASK names the instance: Images, or Texts<capacity>.
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -167,20 +168,20 @@ void fused_logits(fused::Engine* engine, const fused::Split* split, int64_t runs
 void fused_evaluate(fused::Engine* engine, const fused::Split* split, int64_t runs, const float* weights, double* loss,
                     int64_t* correct) {
   const int64_t items = fused::items_of(*split);
-  std::vector<double> losses(runs * items);
-  std::vector<int64_t> rights(runs * items);
+  std::vector<double> item_loss(runs * items);
+  std::vector<int64_t> item_correct(runs * items);
   fused::for_logits(*engine, *split, runs, weights, items,
                     [&](int64_t, int64_t sample, int64_t item, auto& activations) {
                       const fused::Answer answer = fused::cross_entropy(activations, split->labels[sample], 1.0f);
-                      losses[item] += answer.loss;
-                      rights[item] += answer.correct;
+                      item_loss[item] += answer.loss;
+                      item_correct[item] += answer.correct;
                     });
   for (int64_t run = 0; run < runs; run++) {
     loss[run] = 0;
     correct[run] = 0;
     for (int64_t item = run * items; item < (run + 1) * items; item++) {
-      loss[run] += losses[item];
-      correct[run] += rights[item];
+      loss[run] += item_loss[item];
+      correct[run] += item_correct[item];
     }
   }
 }

@@ -62,7 +62,7 @@ void score_keys(Activations<Task>& s, Block& block, int head) {
       for (int j = 0; j < ROW_VECTORS; j++) {
         Vector largest = load(&s.by_query[query + j * LANES]);
         FUSED_UNROLL
-        for (int r = 0; r < ROWS; r++) largest = larger(largest, tile[r][j]);
+        for (int r = 0; r < ROWS; r++) largest = elementwise_max(largest, tile[r][j]);
         store(&s.by_query[query + j * LANES], largest);
       }
     }
@@ -120,7 +120,7 @@ template <class Task, class BlockWeights, class Block>
 void mlp_hidden(const BlockWeights& w, const Activations<Task>& s, Block& block) {
   FUSED_STAGE("MLP hidden");
   linear<WIDTH, MLP_WIDTH>(s.tokens(), block.mlp_input.rows[0], w.fc1[0], [&](int row, int column, auto& tile) {
-    transform(tile, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[column + j])); });
+    transform(tile, [&](Vector v, int, int j) { return elementwise_max(Vector{}, v + load(&w.fc1_bias[column + j])); });
     store_tile(&block.hidden[row][column], MLP_WIDTH, tile);
   });
 }
@@ -147,7 +147,7 @@ void classify(const ForwardWeights<Task>& w, Activations<Task>& s) {
 
   Tile<1> hidden = {};
   multiply_add(hidden, s.pooled, 0, 1, w.fc1[0], WIDTH, WIDTH);
-  transform(hidden, [&](Vector v, int, int j) { return larger(Vector{}, v + load(&w.fc1_bias[j])); });
+  transform(hidden, [&](Vector v, int, int j) { return elementwise_max(Vector{}, v + load(&w.fc1_bias[j])); });
   store_tile(s.classifier_hidden, WIDTH, hidden);
 
   Tile<1, LOGIT_VECTORS> logits = {};

@@ -18,10 +18,10 @@ FUSED_INLINE void normalise(Tile<ROWS>& tile, Normalised& kept, int first) {
       tile[r][j] -= mean;
       squares += tile[r][j] * tile[r][j];
     }
-    const float scale = 1.0f / std::sqrt(sum_lanes(squares)[0] * (1.0f / WIDTH) + 1e-5f);
-    kept.scale[first + r] = scale;
+    const float rstd = 1.0f / std::sqrt(sum_lanes(squares)[0] * (1.0f / WIDTH) + 1e-5f);
+    kept.rstd[first + r] = rstd;
     FUSED_UNROLL
-    for (int j = 0; j < ROW_VECTORS; j++) store(&kept.rows[first + r][j * LANES], tile[r][j] * scale);
+    for (int j = 0; j < ROW_VECTORS; j++) store(&kept.rows[first + r][j * LANES], tile[r][j] * rstd);
   }
 }
 
@@ -43,7 +43,7 @@ FUSED_INLINE void normalise_backward(const Tile<ROWS>& tile, const Normalised& k
     const Vector slope = sum_lanes(along) * (1.0f / WIDTH);
     FUSED_UNROLL
     for (int j = 0; j < ROW_VECTORS; j++) {
-      const Vector before = (tile[r][j] - mean - y[j] * slope) * kept.scale[t];
+      const Vector before = (tile[r][j] - mean - y[j] * slope) * kept.rstd[t];
       store(&gradient[t][j * LANES], before * load(&dropout[t][j * LANES]));
     }
   }

@@ -136,9 +136,9 @@ struct Activations {
   static constexpr int T = Task::MAX_TOKENS;
   static constexpr int T_PADDED = (T + WIDTH - 1) / WIDTH * WIDTH;
 
-  struct Normalised {  // output of a LayerNorm, and 1 / standard deviation of its input
+  struct Normalised {  // output of a LayerNorm, and its rstd: 1 / standard deviation of its input
     alignas(ALIGNMENT) float rows[T][WIDTH];
-    float scale[T];
+    float rstd[T];
   };
   struct Block {
     Normalised attention_input;

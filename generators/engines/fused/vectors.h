@@ -48,8 +48,8 @@ FUSED_INLINE Vector select(IntVector mask, Vector a, Vector b) {
   return (Vector)((mask & (IntVector)a) | (~mask & (IntVector)b));
 }
 
-// The larger of each pair; where one is NaN, b. So `larger(bound, x)` keeps a NaN in x.
-FUSED_INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+// The larger of each pair; where one is NaN, b. So `elementwise_max(bound, x)` keeps a NaN in x.
+FUSED_INLINE Vector elementwise_max(Vector a, Vector b) { return a > b ? a : b; }
 
 template <int... I>
 FUSED_INLINE UintVector lane_numbers(std::integer_sequence<int, I...>) {
@@ -58,24 +58,19 @@ FUSED_INLINE UintVector lane_numbers(std::integer_sequence<int, I...>) {
 FUSED_INLINE UintVector lane_numbers() { return lane_numbers(std::make_integer_sequence<int, LANES>{}); }
 
 template <int SHIFT, int... I>
-FUSED_INLINE Vector exchange(Vector v, std::integer_sequence<int, I...>) {
+FUSED_INLINE Vector shuffle_xor(Vector v, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(v, v, (I ^ SHIFT)...);
 }
 // Lane i gets lane i ^ SHIFT.
 template <int SHIFT>
-FUSED_INLINE Vector exchange(Vector v) {
-  return exchange<SHIFT>(v, std::make_integer_sequence<int, LANES>{});
+FUSED_INLINE Vector shuffle_xor(Vector v) {
+  return shuffle_xor<SHIFT>(v, std::make_integer_sequence<int, LANES>{});
 }
 
-// Sum, and largest, of all lanes, in every lane.
+// Sum of all lanes, in every lane.
 template <int SHIFT = LANES / 2>
 FUSED_INLINE Vector sum_lanes(Vector v) {
-  if constexpr (SHIFT > 0) return sum_lanes<SHIFT / 2>(v + exchange<SHIFT>(v));
-  return v;
-}
-template <int SHIFT = LANES / 2>
-FUSED_INLINE Vector largest_lane(Vector v) {
-  if constexpr (SHIFT > 0) return largest_lane<SHIFT / 2>(larger(v, exchange<SHIFT>(v)));
+  if constexpr (SHIFT > 0) return sum_lanes<SHIFT / 2>(v + shuffle_xor<SHIFT>(v));
   return v;
 }
 
@@ -101,7 +96,7 @@ FUSED_INLINE void transpose_lanes(Vector* rows) {
 // Adding 1.5 * 2^23 rounds x to an integer (not under -ffast-math, which would remove it); the further 127 makes its
 // low bits the exponent of the result. The polynomial is a minimax fit of 2^r on [-0.5, 0.5].
 FUSED_INLINE Vector exp2_of_negative(Vector x) {
-  x = larger(splat(-100.0f), x);
+  x = elementwise_max(splat(-100.0f), x);
   const Vector rounded = x + 12583039.0f;
   const Vector r = x - (rounded - 12583039.0f);
   Vector p = splat(0.00132647184f);
