@@ -25,8 +25,9 @@ def write_data_record(storage: Storage, data: TaskData) -> None:
     """Keep the record of a sweep's data, unless it is there already."""
     contents: dict[str, bytes] = {}
     if data.word_vectors is not None:
-        contents[EMBEDDING] = save({"word_vectors": data.word_vectors.cpu().contiguous()})
+        # The embedding comes last: a process may be killed in between, and where the embedding is, both are there.
         contents[VOCABULARY] = "".join(f"{word}\n" for word in data.vocabulary).encode()
+        contents[EMBEDDING] = save({"word_vectors": data.word_vectors.cpu().contiguous()})
     record = {
         "task": data.task,
         "data_digest": data.digest(),
@@ -56,12 +57,12 @@ def read_data_record(storage: Storage) -> dict[str, Any] | None:
 def load_data(source: Any, storage: Storage, data_dir: Path | None) -> TaskData:
     """Load a task's data for a sweep directory, with the embedding that it keeps, if it keeps one."""
     if storage.exists(EMBEDDING):
-        return source.load(data_dir, embedding=read_embedding(storage.local_folder("data")))
+        return source.load(data_dir, embedding=read_embedding(storage))
     return source.load(data_dir)
 
 
-def read_embedding(folder: Path) -> tuple[Any, tuple[str, ...]]:
-    """Return word vectors, float32 [V, 32], and vocabulary from a folder that holds both files."""
-    vectors = load((folder / Path(EMBEDDING).name).read_bytes())["word_vectors"]
-    words = (folder / Path(VOCABULARY).name).read_text(encoding="utf-8").split("\n")[:-1]
+def read_embedding(storage: Storage) -> tuple[Any, tuple[str, ...]]:
+    """Return the word vectors, float32 [V, 32], and the vocabulary that a sweep keeps."""
+    vectors = load(storage.read(EMBEDDING))["word_vectors"]
+    words = storage.read(VOCABULARY).decode().split("\n")[:-1]
     return vectors, tuple(words)
