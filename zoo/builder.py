@@ -30,18 +30,18 @@ from zoo import files
 from zoo.card import card_text
 from zoo.data_record import EMBEDDING, VOCABULARY, read_data_record
 from zoo.errors import DatasetError
-from zoo.hub_folder import CARD, CHECKSUMS, parse_checksums
+from zoo.hub_folder import CARD, CHECKSUMS, PROVENANCE, parse_checksums
 from zoo.plots import make_plots
 from zoo.shards import SHARD_BYTES, Tables, dumps, plan_digest, write_shards
 from zoo.store import Store
 
-PROVENANCE = "provenance.json"
 PROVENANCE_FORMAT = 1
 
 _TASKS = "|".join(CLASSES)
 _DIGEST = "[0-9a-f]{8}"
+INDEX_NAME = re.compile(rf"index/index-{_DIGEST}\.parquet")
 NAMED_BY_CONTENT = re.compile(
-    rf"(?:{_TASKS})/(?:train|validation|test)-\d{{5}}-of-\d{{5}}-{_DIGEST}\.parquet|index/index-{_DIGEST}\.parquet"
+    rf"(?:{_TASKS})/(?:train|validation|test)-\d{{5}}-of-\d{{5}}-{_DIGEST}\.parquet|{INDEX_NAME.pattern}"
     rf"|assets/[a-z0-9_-]+-{_DIGEST}\.png|plans/\d{{3}}-{_DIGEST}\.json"
     rf"|(?:[a-z_]+/)?{re.escape(files.TEMPORARY_PREFIX)}[0-9a-f]{{32}}"
 )
@@ -127,7 +127,7 @@ def _only_build_in(out: Path) -> Iterator[None]:
     The lock is the system's, on the folder itself: it leaves no file and ends with the process, however that ends.
     """
     if out.exists() and not out.is_dir():
-        raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset")
+        raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset of `zoo build`")
     out.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(out, os.O_RDONLY)
     try:
@@ -171,21 +171,28 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def _existing_files(out: Path) -> set[str]:
-    """Return the names of the files in `out` that builds have made; refuse a folder that is no dataset."""
-    if out.exists() and not out.is_dir():
-        raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset of `zoo build`")
+    """Return the names of the files in `out` that builds have made; refuse a folder that is no dataset of a build.
+
+    Only names that a build makes count, whatever else SHA256SUMS lists: other programs write files of that name, too.
+    """
     found = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
     made = {name for name in found if NAMED_BY_CONTENT.fullmatch(name)}
-    if CHECKSUMS in found:
-        return made | (found & read_checksums(out).keys())
-    # A first build that was cut short has no checksums yet. It writes provenance before the card.
-    made |= found & (NAMED_BY_ROLE | ({CARD} if PROVENANCE in found else set()))
-    if foreign := sorted(found - made):
+    if CHECKSUMS not in found:
+        # A first build that was cut short has no checksums yet. It writes provenance before the card.
+        made |= found & (NAMED_BY_ROLE | ({CARD} if PROVENANCE in found else set()))
+        if foreign := sorted(found - made):
+            raise DatasetError(
+                f"--out {out}: found {foreign[0]}{' and more' if len(foreign) > 1 else ''} and no {CHECKSUMS}, "
+                f"expected a new or empty folder, or a dataset of `zoo build`"
+            )
+        return made
+    listed = read_checksums(out).keys()
+    if not ({CARD, PROVENANCE} <= listed and any(INDEX_NAME.fullmatch(name) for name in listed)):
         raise DatasetError(
-            f"--out {out}: found {foreign[0]}{' and more' if len(foreign) > 1 else ''} and no {CHECKSUMS}, "
+            f"--out {out}: found a {CHECKSUMS} that does not list {CARD}, {PROVENANCE} and an index, "
             f"expected a new or empty folder, or a dataset of `zoo build`"
         )
-    return made
+    return made | (found & listed & (NAMED_BY_ROLE | {CARD}))
 
 
 def _remove(out: Path, names: set[str]) -> None:

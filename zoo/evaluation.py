@@ -31,6 +31,7 @@ from zoo.dataset import Checkpoints, Zoo, open_zoo
 from zoo.errors import DatasetError
 from zoo.evaluation_reports import Comparison, EvaluationReport, LabelDifference, RerunReport
 from zoo.filters import Filters
+from zoo.hub_folder import PROVENANCE
 from zoo.plan import Plan
 from zoo.schema import HYPERPARAMETER_NAMES
 
@@ -39,7 +40,6 @@ EVALUATION_ROWS = 100
 TOLERATED_EXAMPLES = 2
 """Test examples by which an accuracy may differ on another engine or machine, whose rounding is another."""
 MNIST_TEST_IMAGES = 10_000
-PROVENANCE = "provenance.json"
 
 
 def evaluate(

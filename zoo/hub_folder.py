@@ -12,6 +12,7 @@ from zoo.errors import DatasetError
 
 CHECKSUMS = "SHA256SUMS"
 CARD = "README.md"
+PROVENANCE = "provenance.json"
 
 SECRETS: dict[str, re.Pattern[bytes]] = {
     "a Hugging Face token": re.compile(rb"\b(?:hf_|api_org_)[A-Za-z0-9]{20,}"),

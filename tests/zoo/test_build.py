@@ -268,6 +268,33 @@ class TestRefusals:
             build([old_sweep], tmp_path, progress=False)
         assert contents(tmp_path) == before
 
+    def test_a_folder_with_checksums_of_something_else_stays_as_it_is(self, old_sweep: Path, tmp_path: Path) -> None:
+        names = ["debian.iso", "README.md", "provenance.json"]
+        for count in range(1, len(names) + 1):
+            for name in names[:count]:
+                (tmp_path / name).write_text("mine")
+            digest = hashlib.sha256(b"mine").hexdigest()
+            (tmp_path / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name in names[:count]))
+            before = contents(tmp_path)
+            message = (
+                r"--out .*: found a SHA256SUMS that does not list README.md, provenance.json and an index, expected"
+            )
+            with pytest.raises(DatasetError, match=message):
+                build([old_sweep], tmp_path, progress=False)
+            assert contents(tmp_path) == before
+
+    def test_what_somebody_added_to_a_dataset_and_its_checksums_stays(
+        self, new_sweep: Path, old_dataset: Path, new_dataset: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "zoo"
+        shutil.copytree(old_dataset, out)
+        (out / "notes.txt").write_text("mine")
+        note = contents(out)["notes.txt"]
+        with (out / "SHA256SUMS").open("a") as file:
+            file.write(f"{note}  notes.txt\n")
+        build([new_sweep], out, progress=False)
+        assert contents(out) == contents(new_dataset) | {"notes.txt": note}
+
     def test_a_file(self, old_sweep: Path, tmp_path: Path) -> None:
         (tmp_path / "out").write_text("")
         with pytest.raises(DatasetError, match="found a file"):
