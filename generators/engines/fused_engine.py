@@ -19,6 +19,7 @@ from generators.architecture import CLASSES, IMAGE_TOKENS, sinusoidal_positions
 from generators.engines.base import Batch, Evaluation, StepResult
 from generators.engines.fused.build import FusedUnavailableError, build
 from generators.errors import InputError
+from generators.streams import dropout_threshold
 from generators.tasks.data import Split, TaskData
 
 CAPACITY_STEP = 32
@@ -41,7 +42,7 @@ class _Batch(ctypes.Structure):
         ("crops", ctypes.c_void_p),
         ("samples", ctypes.c_int64),
         ("dropout_key", ctypes.c_uint64),
-        ("dropout_rate", ctypes.c_double),
+        ("dropout_threshold", ctypes.c_uint32),
     )
 
 
@@ -81,7 +82,7 @@ class FusedEngine:
         self._library.fused_train_step(
             self._handle,
             self._view(self.data.train),
-            _Batch(_at(indices), _at(crops), len(indices), batch.dropout_key, batch.dropout),
+            _Batch(_at(indices), _at(crops), len(indices), batch.dropout_key, dropout_threshold(batch.dropout)),
             len(weights),
             *map(_at, (weights, loss, correct, gradient)),
         )

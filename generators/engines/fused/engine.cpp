@@ -34,7 +34,7 @@ struct Batch {
   const int64_t* crops;    // [samples][2], or null: no shift
   int64_t samples;
   uint64_t dropout_key;
-  double dropout_rate;
+  uint32_t dropout_threshold;  // a unit is dropped where its 16-bit number is below, at most 65535
 };
 
 struct Engine {
@@ -94,9 +94,8 @@ void load_run(const Engine& engine, Workspace<Task>& w, const float* weights, in
 
 void train_run(const Engine& engine, const Split& split, const Batch& batch, Workspace<Task>& w, float* loss,
                int64_t* correct, float* gradient) {
-  const uint32_t threshold = std::lrint(batch.dropout_rate * 65536);
-  const Dropout dropout{uint32_t(batch.dropout_key), uint32_t(batch.dropout_key >> 32), threshold,
-                        float(65536.0 / (65536.0 - threshold)), uint32_t(engine.max_tokens)};
+  const Dropout dropout{uint32_t(batch.dropout_key), uint32_t(batch.dropout_key >> 32), batch.dropout_threshold,
+                        float(65536.0 / (65536.0 - batch.dropout_threshold)), uint32_t(engine.max_tokens)};
   Activations<Task>& s = w.activations;
   w.gradient.clear();
   double total = 0;

@@ -46,7 +46,7 @@ struct Data {
     for (int64_t i = 0; i < TOKENS * fused::WIDTH; i++) positions.push_back(random_number());
     for (int64_t i = 0; i < BATCH; i++) indices.push_back(SAMPLES - 1 - i);
     split = {nullptr, labels.data(), nullptr, SAMPLES, TOKENS};
-    batch = {indices.data(), nullptr, BATCH, 0xFEDCBA9876543210, 0.1};
+    batch = {indices.data(), nullptr, BATCH, 0xFEDCBA9876543210, 6554};  // a rate of 0.1
     if (IMAGES) {
       for (int64_t i = 0; i < SAMPLES * 28 * 28; i++) images.push_back(random_below(256));
       for (int64_t i = 0; i < BATCH; i++) crops.insert(crops.end(), {i / 5, i % 5});

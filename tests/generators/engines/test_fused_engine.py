@@ -13,6 +13,7 @@ from generators.engines.base import Batch
 from generators.engines.fused_engine import FusedEngine
 from generators.engines.torch_engine import TorchEngine
 from generators.errors import InputError
+from generators.streams import dropout_numbers
 from generators.tasks.data import Split, TaskData, crop
 
 KEY = 0xF1234567_89ABCDEF
@@ -172,6 +173,20 @@ def test_every_crop_equals_the_cropped_image(digits: TaskData):
     assert torch.equal(found.gradient, expected.gradient) and torch.equal(found.loss, expected.loss)
     uncropped = FusedEngine(digits).train_step(weights, Batch(indices, None, 0.1, KEY))
     assert not torch.equal(found.loss, uncropped.loss)
+
+
+@pytest.mark.parametrize("key", [KEY, KEY + 1])
+def test_a_rate_near_1_keeps_what_torch_keeps(digits: TaskData, key: int):
+    """The rate is nearer to 1 than to any 1/65536 below, yet the largest of the 16-bit numbers is kept."""
+    batch = replace(make_batch(digits, 1 - 2.0**-18, samples=256), dropout_key=key)
+    numbers = dropout_numbers(key, 256, 5, 49, 32, 49, torch.device("cpu"))
+    assert (numbers[-1] == 65535).any()  # a unit behind the last block, which shows in the loss
+    weights = stacked_weights("mnist")
+    found = FusedEngine(digits).train_step(weights, batch)
+    exact = TorchEngine(digits, dtype=torch.float64).train_step(weights.double(), batch)
+    torch.testing.assert_close(found.loss.double(), exact.loss, rtol=2e-6, atol=0)
+    torch.testing.assert_close(found.gradient.double(), exact.gradient, rtol=1e-4, atol=1e-6)
+    assert (found.gradient != 0).any(dim=1).all()
 
 
 def test_dropout_follows_the_key_and_zero_rate_does_not(data: TaskData):
