@@ -18,7 +18,7 @@ def write(path: Path, content: bytes) -> None:
     """Create `path` with `content`, or replace it, atomically and durably; folders are made as needed."""
     with _temporary(path, content) as temporary:
         temporary.rename(path)
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def put_if_absent(path: Path, content: bytes) -> bool:
@@ -28,7 +28,7 @@ def put_if_absent(path: Path, content: bytes) -> bool:
             os.link(temporary, path)
         except FileExistsError:
             return False
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
     return True
 
 
@@ -58,7 +58,7 @@ class LocalStorage:
         path = self.root / folder
         while path != self.root:
             path = path.parent
-            _flush_folder(path)
+            flush_folder(path)
 
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
@@ -97,7 +97,7 @@ class LocalStorage:
 
 @contextmanager
 def _temporary(path: Path, content: bytes) -> Iterator[Path]:
-    _make_folder(path.parent)
+    make_folder(path.parent)
     temporary = _temporary_name(path)
     try:
         with temporary.open("xb") as file:
@@ -113,16 +113,17 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder and those above it; each is flushed into the one that holds it."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    _flush_folder(folder.parent)
+    flush_folder(folder.parent)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Bring a folder's list of names to the disk: what was made, renamed or removed in it lasts."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
