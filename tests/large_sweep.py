@@ -32,7 +32,7 @@ def write_large_sweep(
     all_runs = [_run(task, epochs, number, digest) for number in range(runs)]
     starts = range(0, runs, POPULATION)
     populations = tuple(Population.of(all_runs[start : start + POPULATION]) for start in starts)
-    store.add_plan(Plan(populations, labels, POPULATION, {"source": "random"}))
+    store.add_plan(Plan(populations, labels, POPULATION, {"source": "random"}), 0)
     generator = torch.Generator().manual_seed(seed)
     for population in populations:
         _seal(store, population, labels, generator)

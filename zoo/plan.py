@@ -69,9 +69,6 @@ class Plan:
     def data_digest(self) -> str:
         return self.populations[0].runs[0].data_digest
 
-    def save_epochs(self) -> list[int]:
-        return [int(label) for label in self.labels if label != "best"]
-
     def checkpoint_bytes(self) -> int:
         """Bytes of weights that the finished sweep holds, if no run diverges."""
         return len(self.runs) * len(self.labels) * parameter_count(self.task) * BYTES_PER_WEIGHT
@@ -219,9 +216,12 @@ def expand_grid(config: SweepConfig, data_digest: str) -> list[Hyperparameters]:
 
 
 def differences(planned: Plan, found: Plan) -> list[str]:
-    """Name what differs between the plan of a configuration and the one that a sweep directory holds, a line each."""
+    """Name what differs between the plan of a configuration and the one that a sweep directory holds, a line each.
+
+    The population size is left out: it changes no result, and is never a reason to refuse a configuration.
+    """
     lines = []
-    for name in ("labels", "population_size", "origin"):
+    for name in ("labels", "origin"):
         if getattr(planned, name) != getattr(found, name):
             lines.append(f"{name}: found {getattr(found, name)}, configuration has {getattr(planned, name)}")
     if {run.run_id for run in planned.runs} == {run.run_id for run in found.runs}:

@@ -185,7 +185,7 @@ def _parts(runs: list[Any]) -> Iterator[list[Any]]:
 def _settle_plan(store: Store, plan: Plan) -> None:
     plans = store.plans()
     if not plans:
-        store.add_plan(plan)
+        store.add_plan(plan, 0)
     elif [found.to_json() for found in plans] != [plan.to_json()]:
         raise ReleaseError(
             f"{store.root}: found the plan of another sweep or release, expected a new directory, or one that an "

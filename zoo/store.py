@@ -12,8 +12,10 @@ commit wins; nothing that a commit names is written again. Readers follow commit
 attempts cost time, never rows. Work to do = plans minus commits.
 """
 
+import contextlib
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ FOLDERS = {"plans", "data", "populations", "commits", "quarantine", "removed"}
 SIGN_FILE = "progress.json"
 STOP_FILE = "stop"
 STATE_FOLDER = "state"
+STATE_NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{16}\.safetensors")
 ERROR_CHARACTERS = 20_000
 """A quarantined error keeps its last so many characters."""
 
@@ -165,9 +168,17 @@ class Store:
             raise StoreError(f"{self.root}: found no plans/000.json, expected a sweep directory; see `zoo generate`")
         return self.plans()
 
-    def add_plan(self, plan: Plan) -> None:
-        """Add a further plan; an equal one that another driver has just put there is the same plan."""
-        name, content = _plan_name(len(self.plans())), plan.to_json().encode()
+    def add_plan(self, plan: Plan, number: int) -> None:
+        """Add a further plan; an equal one that another driver has just put there is the same plan.
+
+        Args:
+            number: how many plans there were when it was decided to add this one, so that of two drivers that decide
+                at the same moment only one can be right.
+
+        Raises:
+            PlanError: another plan of this number is there.
+        """
+        name, content = _plan_name(number), plan.to_json().encode()
         if not self.storage.put_if_absent(name, content) and self.storage.read(name) != content:
             raise PlanError(f"{self.root}/{name}: another plan was put there at the same moment; run the command again")
 
@@ -266,8 +277,9 @@ class Store:
         return max((int(name.partition("-")[0]) for name in self.states(population)), default=0)
 
     def states(self, population: str) -> list[str]:
-        """Return the names of a population's states; they start with the epoch."""
-        return self.storage.children(_attempt_name(population, STATE_FOLDER))
+        """Return the names of a population's states; they start with the epoch. (NFS leaves names of its own there.)"""
+        names = self.storage.children(_attempt_name(population, STATE_FOLDER))
+        return [name for name in names if STATE_NAME.fullmatch(name)]
 
     # Signs of life
 
@@ -310,8 +322,15 @@ class Store:
 
     def quarantined(self) -> dict[str, str]:
         """Return population id -> error of all populations in quarantine."""
-        names = (name.removesuffix(".json") for name in self.storage.children("quarantine"))
-        return {name: self.quarantined_error(name) for name in names}
+        found = {}
+        for population in self.in_quarantine():
+            with contextlib.suppress(FileNotFoundError):  # let go since it was listed
+                found[population] = self.quarantined_error(population)
+        return found
+
+    def in_quarantine(self) -> list[str]:
+        """Return the ids of all populations in quarantine (from names alone)."""
+        return [name.removesuffix(".json") for name in self.storage.children("quarantine")]
 
     def quarantined_error(self, population: str) -> str:
         """Return the error for which a population was set aside."""

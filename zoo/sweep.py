@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -136,29 +136,35 @@ def settle_plan(store: Store, config: SweepConfig, data: TaskData, on_gpu: bool,
     """
     digest, samples = data.digest(), len(data.train)
     plans = store.plans()
-    if not plans:
-        store.add_plan(make_plan(config, digest, samples, on_gpu))
-        return store.plans()
-    known = {run.run_id for plan in plans for run in plan.runs}
     planned = make_plan(config, digest, samples, on_gpu)
-    wanted = {run.run_id for run in planned.runs}
-    if planned.labels == plans[0].labels and wanted == known:
+    if not plans:
+        store.add_plan(planned, 0)
+        return store.plans()
+    found = replace(plans[0], populations=tuple(population for plan in plans for population in plan.populations))
+    known, wanted = ({run.run_id for run in plan.runs} for plan in (found, planned))
+    same_labels = planned.labels == found.labels
+    if same_labels and wanted == known:
         return plans
+    lines = "; ".join(differences(planned, found))
     if not extend:
-        lines = "; ".join(differences(planned, plans[0]))
+        if same_labels and wanted < known:
+            raise PlanError(
+                f"{store.root}: the sweep has {len(known - wanted)} more runs ({lines}); use the configuration that "
+                f"{'extended' if len(plans) > 1 else 'planned'} it, or another --sweep-dir"
+            )
         way = ", or --extend to add runs to this one" if known < wanted else ""
         raise PlanError(f"{store.root}: the sweep was planned otherwise ({lines}); use another --sweep-dir{way}")
-    if planned.labels != plans[0].labels:
+    if not same_labels:
         raise PlanError(
-            f"save_epochs: found {list(planned.labels)}, expected {list(plans[0].labels)} as in {store.root}; "
+            f"save_epochs: found {list(planned.labels)}, expected {list(found.labels)} as in {store.root}; "
             f"one sweep keeps the same epochs of every run"
         )
     if not known <= wanted:
         raise PlanError(
             f"grid: {len(known - wanted)} runs of {store.root} are not in the configuration, expected a superset; "
-            f"differing: {'; '.join(differences(planned, plans[0]))}"
+            f"differing: {lines}"
         )
-    store.add_plan(make_plan(config, digest, samples, on_gpu, exclude=known))
+    store.add_plan(make_plan(config, digest, samples, on_gpu, exclude=known), len(plans))
     return store.plans()
 
 

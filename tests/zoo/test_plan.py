@@ -130,7 +130,7 @@ def test_parts_are_even() -> None:
 
 def test_differences_name_field_and_both_values() -> None:
     plan = make_plan(tiny(), DIGEST, 128)
-    other = make_plan(tiny(epochs=3, save_epochs=[0, 3]), "f" * 16, 128)
+    other = make_plan(tiny(epochs=3, save_epochs=[0, 3], population_size=1), "f" * 16, 128)
     assert differences(other, plan) == [
         "labels: found ('0', '2', '4', 'best'), configuration has ('0', '3')",
         "epochs: found 4; configuration has 3",

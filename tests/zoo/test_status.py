@@ -19,7 +19,7 @@ from zoo.sweep import generate
 def half(tmp_path: Path, undisturbed: Path) -> Store:
     """A sweep of two populations of which one is sealed."""
     store, whole = Store(tmp_path / "half"), Store(undisturbed)
-    store.add_plan(whole.plans()[0])
+    store.add_plan(whole.plans()[0], 0)
     first = next(whole.commits())
     for name in first.files:
         store.write(first.population, first.attempt, name, whole.read(first.population, first.attempt, name))
@@ -122,7 +122,7 @@ def test_what_is_no_sweep_is_said(tmp_path: Path) -> None:
 def test_epochs_of_saved_states_are_not_lost_to_the_reader(tmp_path: Path) -> None:
     store = Store(tmp_path / "sweep")
     plan = make_plan(tiny(), "0" * 16, 96)
-    store.add_plan(plan)
+    store.add_plan(plan, 0)
     store.save_state(plan.populations[0].id, 1, b"older")
     store.save_state(plan.populations[0].id, 3, b"newest")
     assert sweep_status(store.root).epochs_done == 3 * len(plan.populations[0].runs)

@@ -83,27 +83,26 @@ def test_a_commit_of_another_format_is_refused(store: Store) -> None:
 
 def test_plans_are_immutable_and_numbered(store: Store) -> None:
     plan, other = make_plan(tiny(), DIGEST, 128), make_plan(tiny(seed=4), DIGEST, 128)
-    store.add_plan(plan)
-    store.add_plan(other)
+    store.add_plan(plan, 0)
+    store.add_plan(other, 1)
     assert store.plans() == [plan, other]
     assert store.storage.children("plans") == ["000.json", "001.json"]
     assert set(store.populations()) == {p.id for p in (*plan.populations, *other.populations)}
 
 
-def test_two_drivers_may_put_the_same_plan_but_not_two(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_may_put_the_same_plan_but_not_two(store: Store) -> None:
     plan = make_plan(tiny(), DIGEST, 128)
     late = Store(store.root)
-    monkeypatch.setattr(late, "plans", list)  # it has looked before the other one wrote
-    store.add_plan(plan)
-    late.add_plan(plan)
+    store.add_plan(plan, 0)
+    late.add_plan(plan, 0)
     with pytest.raises(PlanError, match=r"plans/000\.json: another plan was put there"):
-        late.add_plan(make_plan(tiny(seed=4), DIGEST, 128))
+        late.add_plan(make_plan(tiny(seed=4), DIGEST, 128), 0)
     assert store.plans() == [plan]
 
 
 def test_todo_is_plans_minus_commits(store: Store) -> None:
     plan = make_plan(tiny(), DIGEST, 128)
-    store.add_plan(plan)
+    store.add_plan(plan, 0)
     assert store.todo() == list(plan.populations)
     store.seal(commit_of(store, plan.populations[0].id))
     assert store.todo() == [plan.populations[1]]

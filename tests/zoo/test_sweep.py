@@ -9,8 +9,11 @@ import pytest
 from scripted_worker import ScriptedWorker, run
 from sweep_tools import assert_undisturbed, block, drive, kill_when, rows, start, tiny
 
+from zoo import sweep as sweep_module
 from zoo.errors import PlanError, StoreError
+from zoo.plan import Plan, make_plan
 from zoo.store import Store
+from zoo.sweep import settle_plan
 
 
 def test_a_sweep_seals_every_population_of_its_plan(undisturbed: Path, expected: dict[str, Any]) -> None:
@@ -101,8 +104,41 @@ def test_extending_adds_a_plan_of_the_new_runs_only(
     # From now on the wider configuration is the sweep's, with or without --extend; the old one is not.
     assert run(wider, sweep, digits_dir).trained == 0
     assert run(wider, sweep, digits_dir, extend=True).trained == 0
-    with pytest.raises(PlanError, match="the sweep was planned otherwise"):
+    named = "4 more runs (learning_rate: found 0.001, 0.003, 0.01; configuration has 0.003, 0.01; seed: found 3, 4; "
+    with pytest.raises(PlanError, match=re.escape(named)) as caught:
         run(tiny(), sweep, digits_dir)
+    assert str(caught.value).endswith("; use the configuration that extended it, or another --sweep-dir")
+
+
+def test_a_configuration_that_lacks_a_runs_combination_is_refused_with_how_many(
+    undisturbed: Path, digits_dir: Path
+) -> None:
+    crossed = [block(dropout=[0.0]), block(dropout=[0.1], learning_rate=[1e-2])]
+    named = "the sweep has 1 more runs (grid: the same values are combined differently); use the configuration that "
+    with pytest.raises(PlanError, match=re.escape(named + "planned it")):
+        run(tiny(grid=crossed, population_size=1), undisturbed, digits_dir)
+
+
+@pytest.mark.parametrize("extend", [False, True])
+def test_two_drivers_that_start_together_make_one_plan(
+    extend: bool, tmp_path: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, data = Store(tmp_path / "s"), tiny().data.load(digits_dir)
+    if extend:
+        settle_plan(store, tiny(), data, on_gpu=False, extend=False)
+    config = tiny(grid=[block(), block(l2=[1e-3])]) if extend else tiny()
+
+    def while_another_starts(*arguments: Any, **options: Any) -> Plan:
+        monkeypatch.setattr(sweep_module, "make_plan", make_plan)
+        settle_plan(store, config, data, on_gpu=False, extend=extend)
+        return make_plan(*arguments, **options)
+
+    monkeypatch.setattr(sweep_module, "make_plan", while_another_starts)
+    plans = settle_plan(store, config, data, on_gpu=False, extend=extend)
+    assert plans == store.plans()
+    assert [len(plan.runs) for plan in plans] == [4, 4][: 1 + extend]
+    run_ids = [run.run_id for plan in plans for run in plan.runs]
+    assert len(set(run_ids)) == len(run_ids)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_a_whole_sweep_needs_no_repair(sweep: Path) -> None:
 
 def test_damaged_states_are_deleted_and_whole_ones_kept(tmp_path: Path, undisturbed: Path) -> None:
     store = Store(tmp_path / "s")
-    store.add_plan(Store(undisturbed).plans()[0])
+    store.add_plan(Store(undisturbed).plans()[0], 0)
     population = store.todo()[0].id
     store.save_state(population, 2, b"whole")
     bad = f"populations/{population}/state/00001-0123456789abcdef.safetensors"
@@ -297,7 +297,7 @@ def test_left_overs_are_listed_and_only_removed_on_request(sweep: Path, monkeypa
 
 def test_a_living_attempt_and_a_state_to_resume_from_are_no_left_overs(tmp_path: Path, undisturbed: Path) -> None:
     store = Store(tmp_path / "s")
-    store.add_plan(Store(undisturbed).plans()[0])
+    store.add_plan(Store(undisturbed).plans()[0], 0)
     population = store.todo()[0].id
     store.write(population, "living", "epoch-0.safetensors", b"1")
     store.write_sign(population, "living", Sign.now(2))
