@@ -128,7 +128,7 @@ def _only_build_in(out: Path) -> Iterator[None]:
     """
     if out.exists() and not out.is_dir():
         raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset of `zoo build`")
-    out.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out)
     descriptor = os.open(out, os.O_RDONLY)
     try:
         try:

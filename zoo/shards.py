@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from generators.architecture import parameter_count, tensor_table
-from zoo.files import TEMPORARY_PREFIX
+from zoo.files import TEMPORARY_PREFIX, flush_folder, make_folder
 from zoo.plan import Plan
 from zoo.rows import NO_FILE, Rows, collect_rows
 from zoo.schema import checkpoint_schema, index_schema, tensor_array, tensor_paths
@@ -235,7 +235,7 @@ def write_parquet(
 ) -> WrittenFile:
     """Write tables to `out`/`name`-DIGEST.parquet, whole and durable, or not at all."""
     folder = (out / name).parent
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
     try:
         with temporary.open("xb") as file:
@@ -248,6 +248,7 @@ def write_parquet(
         digest = sink.digest.hexdigest()
         path = f"{name}-{digest[:8]}.parquet"
         temporary.rename(out / path)
+        flush_folder(folder)
     finally:
         temporary.unlink(missing_ok=True)
     return WrittenFile(path, digest)

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import pickle
 import re
 from collections.abc import Callable
@@ -305,6 +306,22 @@ class TestRefusals:
         with pytest.raises(ZeroDivisionError):
             write_shards([large], tmp_path, progress=False)
         assert contents(tmp_path) == {}
+
+
+def test_a_shard_and_its_new_folders_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def flushed(descriptor: int) -> None:
+        target = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(f"flush {'file' if target.is_file() else target.relative_to(tmp_path)}")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "rename", lambda *names: (steps.append("rename"), rename(*names)))
+    table = pa.table({"row": [1, 2]})
+    shards.write_parquet(iter([table]), table.schema, tmp_path / "zoo", "index/index", {}, 10)
+    assert steps == ["flush .", "flush zoo", "flush file", "rename", "flush zoo/index"]
 
 
 def test_dead_writers_files_are_never_read_daft_3576(tmp_path: Path) -> None:
