@@ -31,7 +31,6 @@ index = load_dataset("small-transformer-zoo", "index", split="train").to_pandas(
 print(index.groupby(["epoch_label", "optimizer"])["test_accuracy"].describe()[["count", "min", "50%", "max"]].round(3))
 PYTHON
 )
-rm -rf "$demo/best"
 run zoo select "$demo/small-transformer-zoo" --task mnist --filter 'test_accuracy>=0.5' --filter 'epoch_label==best' \
     --out "$demo/best"
 run zoo evaluate "$demo/small-transformer-zoo" --limit 20
