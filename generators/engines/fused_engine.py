@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from generators.architecture import CLASSES, IMAGE_TOKENS, sinusoidal_positions
+from generators.architecture import CLASSES, IMAGE, IMAGE_TOKENS, WIDTH, parameter_count, sinusoidal_positions
 from generators.engines.base import Batch, Evaluation, StepResult
 from generators.engines.fused.build import FusedUnavailableError, build
 from generators.errors import InputError
@@ -54,7 +54,10 @@ class FusedEngine:
         threads: how many threads share the runs of a population.
         definitions: further preprocessor flags of the build (-DFUSED_PROFILE, -DFUSED_LANES=8).
 
+    Tensors of another type, shape or device than said here raise InputError: C++ reads them by their address alone.
+
     Raises:
+        InputError: fewer than one thread, or data that is not as in generators.tasks.data.
         FusedUnavailableError: the engine cannot be built here.
     """
 
@@ -63,19 +66,24 @@ class FusedEngine:
     dtype = torch.float32
 
     def __init__(self, data: TaskData, threads: int = 1, definitions: Sequence[str] = ()) -> None:
+        if threads < 1:
+            raise InputError(f"threads: found {threads}, expected 1 or more")
         self.data = data
+        self._parameters = parameter_count(data.task)
         self._tokens = max(data.max_tokens, _row(data.test))
+        self._vectors = None
+        if data.word_vectors is not None:
+            self._vectors = _checked("word_vectors", data.word_vectors, torch.float32, (None, WIDTH))
         self._library = _load((*definitions, _task_definition(data.task, self._tokens)))
         self._positions = sinusoidal_positions(self._tokens)
-        self._vectors = None if data.word_vectors is None else data.word_vectors.contiguous()
         handle = self._library.fused_create(threads, data.max_tokens, _at(self._positions), _at(self._vectors))
         self._handle = ctypes.c_void_p(handle)
         weakref.finalize(self, self._library.fused_destroy, self._handle)
 
     def train_step(self, weights: Tensor, batch: Batch) -> StepResult:
-        weights = weights.contiguous()
-        indices = batch.indices.contiguous()
-        crops = None if batch.crops is None else batch.crops.contiguous()
+        weights = self._checked_weights(weights)
+        indices = _checked("indices", batch.indices, torch.int64, (None,))
+        crops = None if batch.crops is None else _checked("crops", batch.crops, torch.int64, (len(indices), 2))
         loss = torch.empty(len(weights))
         correct = torch.empty(len(weights), dtype=torch.int64)
         gradient = torch.empty_like(weights)
@@ -89,29 +97,54 @@ class FusedEngine:
         return StepResult(loss, correct, gradient)
 
     def logits(self, weights: Tensor, split: Split) -> Tensor:
-        weights = weights.contiguous()
+        weights = self._checked_weights(weights)
         logits = torch.empty(len(weights), len(split), CLASSES[self.data.task])
         self._library.fused_logits(self._handle, self._view(split), len(weights), _at(weights), _at(logits))
         return logits
 
     def evaluate(self, weights: Tensor, split: Split) -> Evaluation:
-        weights = weights.contiguous()
+        weights = self._checked_weights(weights)
         loss = torch.empty(len(weights), dtype=torch.float64)
         correct = torch.empty(len(weights), dtype=torch.int64)
         self._library.fused_evaluate(self._handle, self._view(split), len(weights), *map(_at, (weights, loss, correct)))
         return Evaluation(loss / len(split), correct.double() / len(split))
 
+    def _checked_weights(self, weights: Tensor) -> Tensor:
+        return _checked("weights", weights, torch.float32, (None, self._parameters))
+
     def _view(self, split: Split) -> _Split:
         """Return pointers to a split's tensors, and keep the tensors alive with them."""
+        if (split.lengths is None) != (self.data.task == "mnist"):
+            found = "no lengths" if split.lengths is None else "lengths"
+            raise InputError(
+                f"split: found {found}, expected lengths for texts and none for images; take the task's data"
+            )
         if _row(split) > self._tokens:
             raise InputError(
                 f"split: found texts of up to {_row(split)} tokens, expected at most {self._tokens} as in the engine's "
                 "data; make an engine for data with this split"
             )
-        tensors = [None if t is None else t.contiguous() for t in (split.inputs, split.labels, split.lengths)]
+        if split.lengths is None:
+            inputs, lengths = _checked("inputs", split.inputs, torch.uint8, (len(split), IMAGE, IMAGE)), None
+        else:
+            inputs = _checked("inputs", split.inputs, torch.int32, (len(split), None))
+            lengths = _checked("lengths", split.lengths, torch.int64, (len(split),))
+        tensors = [inputs, _checked("labels", split.labels, torch.int64, (None,)), lengths]
         view = _Split(*map(_at, tensors), len(split), _row(split))
         view.tensors = tensors
         return view
+
+
+def _checked(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> Tensor:
+    """Return a tensor laid out as C++ reads it, after a look at its type and shape; None stands for any size."""
+    fits = len(shape) == tensor.dim() and all(size in (None, n) for size, n in zip(shape, tensor.shape, strict=True))
+    if not fits or tensor.dtype != dtype or tensor.device.type != "cpu":
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(
+            f"{name}: found {tensor.dtype} {list(tensor.shape)} on {tensor.device}, expected {dtype} [{sizes}] on cpu; "
+            "convert it, or use the torch engine"
+        )
+    return tensor.contiguous()
 
 
 def _row(split: Split) -> int:

@@ -245,3 +245,69 @@ def test_weights_may_be_a_view(digits: TaskData):
     engine, batch = FusedEngine(digits), make_batch(digits, 0.1)
     every_other = engine.train_step(weights[::2], batch)
     assert torch.equal(every_other.gradient, engine.train_step(weights, batch).gradient[::2])
+
+
+class TestWhatWouldBeReadWrongly:
+    """C++ gets addresses only: what is not as it expects must not reach it."""
+
+    @pytest.mark.parametrize("threads", [0, -1])
+    def test_threads(self, digits: TaskData, threads: int) -> None:
+        with pytest.raises(InputError, match=f"threads: found {threads}, expected 1 or more"):
+            FusedEngine(digits, threads)
+
+    @pytest.mark.parametrize(
+        ("change", "found"),
+        [
+            (lambda w: w.double(), r"torch.float64 \[3, 18506\] on cpu"),
+            (lambda w: w[:, 1:], r"torch.float32 \[3, 18505\]"),
+            (lambda w: w[0], r"torch.float32 \[18506\]"),
+            (lambda w: w.to("meta"), r"torch.float32 \[3, 18506\] on meta"),
+        ],
+    )
+    def test_weights(self, digits: TaskData, change, found: str) -> None:
+        engine, weights = FusedEngine(digits), change(stacked_weights("mnist"))
+        for call in (
+            lambda: engine.train_step(weights, make_batch(digits, 0.1)),
+            lambda: engine.logits(weights, digits.test),
+            lambda: engine.evaluate(weights, digits.test),
+        ):
+            with pytest.raises(InputError, match=rf"weights: found {found}.*, expected torch.float32 \[any, 18506\]"):
+                call()
+
+    @pytest.mark.parametrize("field", ["inputs", "labels", "lengths"])
+    def test_a_split_of_another_type(self, data: TaskData, field: str) -> None:
+        if getattr(data.test, field) is None:
+            return
+        split = replace(data.test, **{field: getattr(data.test, field).float()})
+        with pytest.raises(InputError, match=f"{field}: found torch.float32 .*, expected torch.(uint8|int32|int64) "):
+            FusedEngine(data).evaluate(stacked_weights(data.task), split)
+        with pytest.raises(InputError, match=f"{field}: found torch.float32"):
+            FusedEngine(replace(data, train=split)).train_step(stacked_weights(data.task), make_batch(data, 0.1, 9))
+
+    def test_a_split_of_another_shape(self, digits: TaskData, texts: TaskData) -> None:
+        engine, split = FusedEngine(digits), digits.test
+        for inputs in (split.inputs[:-1], split.inputs[:, :-1], split.inputs.flatten(1)):
+            with pytest.raises(InputError, match=r"inputs: found torch.uint8 .*, expected torch.uint8 \[60, 28, 28\]"):
+                engine.evaluate(stacked_weights("mnist"), replace(split, inputs=inputs))
+        with pytest.raises(InputError, match=r"lengths: found torch.int64 \[39\]"):
+            FusedEngine(texts).evaluate(
+                stacked_weights("ag_news"), replace(texts.test, lengths=texts.test.lengths[:-1])
+            )
+
+    def test_a_split_of_the_other_task(self, digits: TaskData, texts: TaskData) -> None:
+        with pytest.raises(InputError, match="split: found lengths, expected lengths for texts and none for images"):
+            FusedEngine(digits).evaluate(stacked_weights("mnist"), texts.test)
+        with pytest.raises(InputError, match="split: found no lengths"):
+            FusedEngine(texts).evaluate(stacked_weights("ag_news"), digits.test)
+
+    def test_a_batch(self, digits: TaskData) -> None:
+        engine, weights, batch = FusedEngine(digits), stacked_weights("mnist"), make_batch(digits, 0.1)
+        with pytest.raises(InputError, match=r"indices: found torch.int32 \[24\]"):
+            engine.train_step(weights, replace(batch, indices=batch.indices.int()))
+        for crops in (batch.crops.int(), batch.crops[:-1], batch.crops[:, 0]):
+            with pytest.raises(InputError, match=r"crops: found .*, expected torch.int64 \[24, 2\]"):
+                engine.train_step(weights, replace(batch, crops=crops))
+
+    def test_word_vectors(self, texts: TaskData) -> None:
+        with pytest.raises(InputError, match=r"word_vectors: found torch.float64 \[51, 32\]"):
+            FusedEngine(replace(texts, word_vectors=texts.word_vectors.double()))
