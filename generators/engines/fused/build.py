@@ -41,10 +41,17 @@ def find_compiler() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Return $ZOO_CACHE_DIR, or small-transformer-zoo in the user's cache folder."""
+    """Return $ZOO_CACHE_DIR, or small-transformer-zoo in the user's cache folder.
+
+    Raises:
+        FusedUnavailableError: the user has no home folder, as in some containers.
+    """
     if folder := os.environ.get("ZOO_CACHE_DIR"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "small-transformer-zoo"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "small-transformer-zoo"
+    except RuntimeError as error:
+        raise FusedUnavailableError(f"no cache folder ({error}); set ZOO_CACHE_DIR") from error
 
 
 def build(definitions: Sequence[str], sources: Path = SOURCES) -> Path:
@@ -55,15 +62,15 @@ def build(definitions: Sequence[str], sources: Path = SOURCES) -> Path:
         sources: folder with engine.cpp and its headers.
 
     Raises:
-        FusedUnavailableError: no compiler, a failed build, or a cache folder that cannot be written.
+        FusedUnavailableError: no compiler, a failed build, or a cache folder that cannot be read or written.
     """
     compiler = find_compiler()
     flags = [*processor_flags(compiler), *FLAGS, *definitions]
     folder = cache_folder()
     library = folder / f"fused-{_digest(compiler, flags, sources)}.so"
-    if library.exists():
-        return library
     try:
+        if library.exists():
+            return library
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as private:
             output = Path(private) / library.name

@@ -1,6 +1,7 @@
 """The build of the fused engine, its cache, and the choice of an engine where it cannot be built."""
 
 import ctypes
+import errno
 import logging
 import os
 import subprocess
@@ -104,6 +105,35 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path, sources: Path):
     cache.write_text("not a folder")
     with pytest.raises(FusedUnavailableError, match=f"cache {cache}: .*; set ZOO_CACHE_DIR"):
         build(["-DOFFSET=0"], sources)
+
+
+def test_with_a_cache_that_cannot_be_read_auto_takes_torch(cache: Path, digits: TaskData, monkeypatch, caplog):
+    exists = Path.exists
+
+    def refused(path: Path) -> bool:
+        """What a folder of another user answers; the superuser of a container would be let in."""
+        if path.parent == cache:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(make_engine("auto", digits), TorchEngine)
+    (record,) = caplog.records
+    assert f"cache {cache}: Permission denied; set ZOO_CACHE_DIR" in record.getMessage()
+
+
+def test_without_a_home_folder_auto_takes_torch(cache: Path, digits: TaskData, monkeypatch, caplog):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("ZOO_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(make_engine("auto", digits), TorchEngine)
+    (record,) = caplog.records
+    assert "no cache folder (Could not determine home directory.); set ZOO_CACHE_DIR" in record.getMessage()
 
 
 def test_cache_folder_follows_the_environment(monkeypatch):
