@@ -54,6 +54,7 @@ class Driver:
     """One call's work: what is pending, what runs, what was sealed.
 
     trained: populations that this driver's workers sealed.
+    set_aside: population id -> error of those that it gave up; another driver may have taken them up again meanwhile.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Driver:
         self.stop = stop
         self.bar = bar
         self.trained: list[Population] = []
+        self.set_aside: dict[str, str] = {}
         self._pending: deque[Population] = deque()
         self._running: dict[Any, _Job] = {}
         self._not_before: dict[str, float] = {}
@@ -88,8 +90,8 @@ class Driver:
         Raises:
             StoreError: the disk is full. Everything sealed so far is kept, and so are saved states.
         """
-        for population in todo:
-            self.store.release(population.id)  # a population in quarantine is tried again
+        for id_ in {population.id for population in todo}.intersection(self.store.in_quarantine()):
+            self.store.release(id_)  # it is tried again
         self._pending.extend(todo)
         shared = self.cluster.share(self.data)
         self.stop.on_request = self._request_stops
@@ -167,6 +169,9 @@ class Driver:
             if result not in ("sealed", "skipped", "stopped") or not as_expected:
                 result = Failure(FailureKind.CRASH, f"the worker returned {result!r:.200}")
         if isinstance(result, Failure):
+            if job.killed_at is not None and job.sign == job.claim:
+                # No process has ever claimed it: it only stood in the cluster's queue, whatever Ray calls its end.
+                result = Failure(FailureKind.LOST_NODE, f"the task did not start ({result.detail})")
             self.store.clear_sign(id_, job.attempt)
             if not self.store.is_sealed(id_):  # it may have died right after sealing
                 self._handle(job, result)
@@ -190,7 +195,8 @@ class Driver:
             self._crashes[id_] += 1
             if self._crashes[id_] < CRASHES_IN_A_ROW:
                 return self._retry(job.population, pause=float(failure.kind is FailureKind.STORAGE))
-        self.store.quarantine(id_, f"{failure.kind.value}: {failure.detail}")
+        self.set_aside[id_] = f"{failure.kind.value}: {failure.detail}"
+        self.store.quarantine(id_, self.set_aside[id_])
         self._say(f"population {id_} set aside after {failure.kind.value}; see `zoo status`")
         return None
 

@@ -82,7 +82,7 @@ def generate(
         try:
             return _generate(store, config, data_dir, workers, address, extend, progress, stop)
         except Interrupted as interrupt:
-            raise SweepInterrupted(interrupt.signal, _summary(store, [], 0, 0.0)) from None
+            raise SweepInterrupted(interrupt.signal, _summary(store, [], {}, 0, 0.0)) from None
         except OSError as error:
             if error.errno in DISK_FULL:
                 raise disk_full(store) from error
@@ -121,7 +121,7 @@ def _generate(
         with _bar(todo, progress) as bar:
             driver = Driver(store, cluster, settings, config.sweep, data, stop, bar)
             driver.run(todo)
-        summary = _summary(store, driver.trained, len(data.train), time.monotonic() - started)
+        summary = _summary(store, driver.trained, driver.set_aside, len(data.train), time.monotonic() - started)
     finally:
         cluster.close()
     if stop.signal is not None and summary.sealed < summary.populations:
@@ -213,7 +213,9 @@ def _bar(todo: list[Population], progress: bool) -> tqdm:
     return tqdm(total=total, unit="epoch", desc="runs x epochs", disable=not progress, smoothing=0.05)
 
 
-def _summary(store: Store, trained: list[Population], samples: int, seconds: float) -> SweepSummary:
+def _summary(
+    store: Store, trained: list[Population], set_aside: dict[str, str], samples: int, seconds: float
+) -> SweepSummary:
     plans = store.plans()
     commits = list(store.commits())
     sealed = {commit.population for commit in commits}
@@ -225,5 +227,6 @@ def _summary(store: Store, trained: list[Population], samples: int, seconds: flo
         diverged=sum(run.status == "diverged" for commit in commits for run in commit.runs.values()),
         seconds=seconds,
         run_steps=run_steps((run for population in trained for run in population.runs), samples),
-        quarantined={id_: error for id_, error in store.quarantined().items() if id_ not in sealed},
+        # Another driver that has started meanwhile takes ours out of quarantine, to try them again.
+        quarantined={id_: error for id_, error in (set_aside | store.quarantined()).items() if id_ not in sealed},
     )

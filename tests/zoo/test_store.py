@@ -197,3 +197,22 @@ def test_a_folder_of_something_else_is_no_place_for_a_sweep(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"found mnist.yaml, expected a sweep directory or a new or empty folder"):
         Store(tmp_path).check()
     assert [path.name for path in tmp_path.iterdir()] == ["mnist.yaml"]
+
+
+def test_a_stray_name_beside_the_states_is_no_state(store: Store) -> None:
+    """NFS keeps a file that was removed while somebody reads it, as .nfs and a number."""
+    store.save_state("p1", 3, b"state")
+    for name in (".nfs0000000000a1", "notes.txt"):
+        store.storage.write(f"populations/p1/state/{name}", b"")
+    assert (store.saved_epoch("p1"), list(store.load_states("p1"))) == (3, [b"state"])
+    store.save_state("p1", 4, b"state 4")
+    assert [name[:5] for name in store.states("p1")] == ["00004"]
+
+
+def test_a_population_that_is_let_go_while_the_quarantine_is_read_is_left_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for population in ("p1", "p2"):
+        store.quarantine(population, "error: poison")
+    monkeypatch.setattr(store, "in_quarantine", lambda: ["p1", "p2", "p3"])
+    assert store.quarantined() == {"p1": "error: poison", "p2": "error: poison"}

@@ -10,7 +10,7 @@ from scripted_worker import ScriptedWorker, run
 from sweep_tools import assert_undisturbed, block, tiny
 
 from zoo import driver as driver_module
-from zoo.cluster import Failure, FailureKind
+from zoo.cluster import Failure, FailureKind, InProcess
 from zoo.plan import Population
 from zoo.store import Store
 
@@ -98,6 +98,40 @@ def test_pauses_after_lost_nodes_grow_to_a_limit(
     assert driver_module.LONGEST_PAUSE == 60
 
 
+class Queue(InProcess):
+    """A cluster whose tasks stand in a queue, until the driver has taken so many of them out again."""
+
+    def __init__(self, kills: int) -> None:
+        self.kills = kills
+        self._killed: list[Any] = []
+
+    def wait(self, tasks: list[Any], timeout: float) -> list[tuple[Any, Any]]:
+        if self._killed:
+            return [(self._killed.pop(), Failure(FailureKind.CRASH, "task was cancelled"))]
+        return super().wait([] if self.kills else tasks, timeout)
+
+    def kill(self, task: Any, host: str | None, pid: int | None) -> None:
+        assert (host, pid) == (None, None)
+        self.kills -= 1
+        self._killed.append(task)
+
+
+def test_a_task_that_only_stood_in_the_queue_is_no_fault_of_the_population(
+    tmp_path: Path,
+    digits_dir: Path,
+    expected: dict[str, Any],
+    worker_task: ScriptedWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another driver may keep all slots of a cluster busy for longer than a worker needs to start."""
+    for name, value in (("START_SECONDS", 0.0), ("SIGN_SECONDS", 0.0), ("LONGEST_PAUSE", 0.01)):
+        monkeypatch.setattr(driver_module, name, value)
+    monkeypatch.setattr("zoo.sweep.connect", lambda *_: Queue(kills=8))
+    assert run(tiny(sweep={"hang_seconds": 0.001}), tmp_path / "s", digits_dir).quarantined == {}
+    assert len(worker_task.calls) == 2
+    assert_undisturbed(tmp_path / "s", expected)
+
+
 @pytest.mark.parametrize("garbage", ["done", "sealed", "skipped", "stopped", 7, {"a": [1]}, b"\x00" * 1000])
 def test_a_worker_that_returns_garbage_has_crashed(
     garbage: Any, tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
@@ -155,3 +189,34 @@ def test_a_quarantined_population_that_another_driver_sealed_is_not_reported(
     store = Store(tmp_path / "s")
     store.quarantine(worker_task.calls[0], "error: of a slower driver")
     assert run(tiny(), tmp_path / "s", digits_dir).quarantined == {}
+
+
+def test_a_driver_that_starts_leaves_what_others_set_aside_and_they_still_report_it(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
+) -> None:
+    """The other driver tries again what ours has set aside, and is still at it when ours ends."""
+    store = Store(tmp_path / "s")
+
+    def fail(population: Population) -> Failure:
+        if len(worker_task.calls) == 2:
+            store.release(worker_task.calls[0])
+        return Failure(FailureKind.ERROR, "poison")
+
+    worker_task.outcome = fail
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert store.in_quarantine() == [worker_task.calls[1]]
+    assert summary.quarantined == dict.fromkeys(worker_task.calls, "error: poison")
+
+
+def test_a_start_takes_only_what_is_in_quarantine_out_of_it(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker_task.outcome = lambda p: crash(p) if p.id == worker_task.calls[0] else None
+    [bad] = run(tiny(population_size=1), tmp_path / "s", digits_dir).quarantined
+    store = Store(tmp_path / "s")
+    store.unseal(next(iter(store.sealed())))
+    released: list[str] = []
+    monkeypatch.setattr(Store, "release", lambda self, population: released.append(population))
+    worker_task.outcome = lambda population: None
+    run(tiny(population_size=1), tmp_path / "s", digits_dir)
+    assert released == [bad]
