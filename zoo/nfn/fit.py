@@ -7,7 +7,7 @@ epoch, while here the validation part chooses the epoch. Batches and every rando
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +75,7 @@ class FitState:
 
 
 def kendall_tau(predicted: np.ndarray, accuracy: np.ndarray) -> float:
-    """Kendall's tau-b of predictions and accuracies; 0 for constant predictions, which rank nothing."""
+    """Kendall's tau-b of finite predictions and accuracies; 0 for constant predictions, which rank nothing."""
     tau = float(kendalltau(predicted, accuracy).statistic)
     return 0.0 if math.isnan(tau) else tau
 
@@ -106,10 +106,11 @@ def fit_network(
         at_epoch: called with the state after every epoch.
 
     Raises:
-        NFNError: the loss is not finite.
+        NFNError: the loss or a prediction is not finite.
     """
     inputs, targets = network.inputs(splits.train), splits.train.accuracy.float().to(device)
-    held_out, accuracy = network.inputs(splits.validation), splits.validation.accuracy.numpy()
+    held_out, names = network.inputs(splits.validation), splits.validation.names
+    accuracy = splits.validation.accuracy.numpy()
     if start is None:
         network.fit_inputs(inputs)
     network.to(device)
@@ -119,17 +120,16 @@ def fit_network(
     if start is not None:
         network.load_state_dict(start.network)
         optimizer.load_state_dict(start.optimizer)
-    bar = tqdm(total=recipe.epochs, initial=state.epoch, desc=network.name, unit="epoch", disable=not progress)
-    while state.epoch < recipe.epochs:
-        began = time.perf_counter()
-        loss = _train_epoch(network, optimizer, inputs, targets, recipe, seed, state.epoch)
-        tau = kendall_tau(predict_network(network, held_out), accuracy)
-        state = _next_state(state, network, optimizer, loss, tau, time.perf_counter() - began)
-        bar.update()
-        bar.set_postfix(loss=f"{loss:.4f}", validation_tau=f"{tau:.3f}")
-        if at_epoch is not None:
-            at_epoch(state)
-    bar.close()
+    with tqdm(total=recipe.epochs, initial=state.epoch, desc=network.name, unit="epoch", disable=not progress) as bar:
+        for epoch in range(state.epoch, recipe.epochs):
+            began = time.perf_counter()
+            loss = _train_epoch(network, optimizer, inputs, targets, recipe, seed, epoch)
+            tau = kendall_tau(predict_network(network, held_out, names), accuracy)
+            state = _next_state(state, network, optimizer, loss, tau, time.perf_counter() - began)
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.4f}", validation_tau=f"{tau:.3f}")
+            if at_epoch is not None:
+                at_epoch(state)
     network.load_state_dict(state.best)
     return state
 
@@ -172,22 +172,38 @@ def _next_state(
     epoch = state.epoch + 1
     return FitState(
         epoch=epoch,
-        network=network.state_dict(),
+        network=_copy(network),
         optimizer=optimizer.state_dict(),
-        best={name: t.detach().clone() for name, t in network.state_dict().items()} if is_best else state.best,
+        best=_copy(network) if is_best else state.best,
         best_epoch=epoch if is_best else state.best_epoch,
         history=[*state.history, {"epoch": epoch, "loss": loss, "validation_tau": tau}],
         seconds=state.seconds + seconds,
     )
 
 
+def _copy(network: NetworkPredictor) -> dict[str, Tensor]:
+    """The network's tensors as they are now: what `state_dict` returns changes with the network."""
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
 @torch.no_grad()
-def predict_network(network: NetworkPredictor, inputs: Tensor) -> np.ndarray:
-    """Return predicted accuracies, float32 [N], of `network.inputs(...)`."""
+def predict_network(network: NetworkPredictor, inputs: Tensor, names: Sequence[str]) -> np.ndarray:
+    """Return predicted accuracies, float32 [N], of `network.inputs(...)` of the checkpoints called `names`.
+
+    Raises:
+        NFNError: a prediction is not finite.
+    """
     network.eval()
     device = next(network.parameters()).device
     parts = [network(rows.to(device)).sigmoid().cpu() for rows in inputs.split(EVALUATION_BATCH)]
-    return torch.cat(parts).numpy()
+    predicted = torch.cat(parts).numpy()
+    broken = np.flatnonzero(~np.isfinite(predicted))
+    if len(broken):
+        raise NFNError(
+            f"{names[broken[0]]}: found the prediction {predicted[broken[0]]} ({len(broken)} such of {len(predicted)}),"
+            " expected a finite number; leave out checkpoints with huge weights"
+        )
+    return predicted
 
 
 def _finite_mean(losses: Tensor, epoch: int, rate: float) -> float:

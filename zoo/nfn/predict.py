@@ -24,7 +24,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Predictions, best first, and Kendall's tau-b with the true accuracies where they are known."""
+    """Predictions, best first, and Kendall's tau-b with the true accuracies where they are known and differ."""
 
     predictions: list[Prediction]
     tau: float | None
@@ -49,7 +49,8 @@ def predict(
         filters: conditions on columns that the dataset's checkpoints fulfil.
 
     Raises:
-        NFNError: no checkpoints, both kinds, or checkpoints that do not fit the predictor.
+        NFNError: no checkpoints, both kinds, checkpoints that do not fit the predictor, or a prediction that is not
+            finite.
     """
     if bool(checkpoints) == (dataset is not None):
         found = "files and a dataset" if checkpoints else "neither"
@@ -68,5 +69,5 @@ def rank(data: WeightData, predicted: np.ndarray) -> Ranking:
     known = "test_accuracy" in data.metadata.column_names
     accuracy: Sequence[float | None] = data.accuracy.tolist() if known else [None] * len(data)
     rows = [Prediction(*row) for row in zip(data.names, map(float, predicted), accuracy, strict=True)]
-    tau = kendall_tau(predicted, data.accuracy.numpy()) if known and len(rows) > 1 else None
+    tau = kendall_tau(predicted, data.accuracy.numpy()) if known and len(set(accuracy)) > 1 else None
     return Ranking(sorted(rows, key=lambda row: (-row.predicted, row.name)), tau)

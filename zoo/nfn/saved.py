@@ -42,7 +42,7 @@ class SavedPredictor:
         if data.task != self.task:
             raise NFNError(f"task: found checkpoints of {data.task}, expected {self.task}, the predictor's task")
         if isinstance(self.predictor, NetworkPredictor):
-            return predict_network(self.predictor, self.predictor.inputs(data))
+            return predict_network(self.predictor, self.predictor.inputs(data), data.names)
         return self.predictor.predict(self.predictor.inputs(data).numpy())
 
 

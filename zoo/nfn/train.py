@@ -116,7 +116,7 @@ def train(
         progress: show a bar on stderr.
 
     Raises:
-        NFNError: settings, data or `out` do not fit, or the loss is not finite.
+        NFNError: settings, data or `out` do not fit, or the loss or a prediction is not finite.
     """
     setting = Setting(
         task=task,
@@ -184,7 +184,7 @@ def _train_network(
     return _result(
         network,
         splits,
-        predict_network(network, network.inputs(splits.test)),
+        predict_network(network, network.inputs(splits.test), splits.test.names),
         best["validation_tau"],
         state.seconds,
         state,

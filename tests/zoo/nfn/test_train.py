@@ -1,14 +1,17 @@
 """Training: the recipe, the choice of the epoch, repeatability, resuming, what is kept, and what is refused."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from conftest import make_data
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 from generators.architecture import unflatten
 from generators.streams import permutation, stream_key
@@ -16,7 +19,7 @@ from zoo.errors import NFNError, ZooError
 from zoo.nfn import fit as fit_module
 from zoo.nfn.data import Splits, WeightData, load_checkpoints, split
 from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, seeded
-from zoo.nfn.predict import predict
+from zoo.nfn.predict import predict, rank
 from zoo.nfn.predictors import NetworkPredictor, make_predictor
 from zoo.nfn.saved import CONFIG, STATE, TENSORS, load_predictor
 from zoo.nfn.train import Setting, TrainingResult, load_splits, train, train_on
@@ -73,6 +76,48 @@ class TestFit:
         assert state.best_epoch == 2
         assert all(torch.equal(tensor, after[1][name]) for name, tensor in network.state_dict().items())
         assert not torch.equal(after[3]["head.weight"], after[1]["head.weight"])
+
+    def test_the_last_state_is_the_last_epochs(self, readable: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also after the best epoch's parameters came back into the network, and every state stays as it was."""
+        taus = iter([0.7, 0.1, 0.1, 0.1])
+        monkeypatch.setattr(fit_module, "kendall_tau", lambda *_: next(taus))
+        seen: list[FitState] = []
+        then: list[torch.Tensor] = []
+
+        def remember(state: FitState) -> None:
+            seen.append(state)
+            then.append(state.network["head.weight"].clone())
+
+        state = fit_network(fresh(), readable, SHORT, 0, CPU, at_epoch=remember, progress=False)
+        assert state.best_epoch == 1
+        assert torch.equal(state.network["head.weight"], then[-1])
+        assert not torch.equal(state.network["head.weight"], state.best["head.weight"])
+        assert all(torch.equal(past.network["head.weight"], weight) for past, weight in zip(seen, then, strict=True))
+
+    def test_an_error_closes_the_bar(self, readable: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+        bars: list[tqdm] = []
+
+        class Remembered(tqdm):
+            def __init__(self, *arguments, **options) -> None:
+                super().__init__(*arguments, **options, file=io.StringIO())
+                bars.append(self)
+
+        def interrupted(state: FitState) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(fit_module, "tqdm", Remembered)
+        with pytest.raises(KeyboardInterrupt):
+            fit_network(fresh(), readable, SHORT, 0, CPU, at_epoch=interrupted)
+        assert [bar.pos for bar in bars] == [0] and bars[0] not in tqdm._instances
+
+    def test_a_prediction_that_is_not_finite_is_one_line(self, readable: Splits) -> None:
+        """Kendall's tau would be undefined, and is not 0."""
+        weights = readable.validation.weights.clone()
+        weights[[4, 9]] = 3e38
+        broken = replace(readable, validation=WeightData("mnist", weights, readable.validation.metadata))
+        name = readable.validation.names[4]
+        with pytest.raises(NFNError, match=rf"{name}: found the prediction nan \(2 such of 18\), expected a finite"):
+            run(broken)
 
     def test_learns_what_can_be_read(self, readable: Splits) -> None:
         """The size of the weights, which LayerNorms would hide without the biases of the layers before them."""
@@ -247,6 +292,23 @@ class TestPredict:
         assert [row.predicted for row in ranking.predictions] == sorted(r.predicted for r in ranking.predictions)[::-1]
         predicted, accuracy = ([getattr(row, key) for row in ranking.predictions] for key in ("predicted", "accuracy"))
         assert ranking.tau == pytest.approx(kendall_tau(np.array(predicted), np.array(accuracy)))
+
+    def test_equal_accuracies_have_no_tau(self) -> None:
+        data = make_data("mnist", 3)
+        predicted = np.array([0.1, 0.3, 0.2])
+        accuracy = {"test_accuracy": [0.5, 0.5, 0.5]}
+        equal = replace(data, metadata=pa.table({"checkpoint_id": data.names} | accuracy))
+        assert rank(equal, predicted).tau is None
+        assert rank(equal.select(np.array([0])), predicted[:1]).tau is None
+        assert rank(data, np.full(3, 0.5)).tau == 0.0
+        assert [row.predicted for row in rank(equal, predicted).predictions] == [0.3, 0.2, 0.1]
+
+    def test_a_checkpoint_without_a_prediction_is_named(self, readable: Splits, folder: Path) -> None:
+        weights = readable.test.weights.clone()
+        weights[2] = 3e38
+        broken = WeightData("mnist", weights, readable.test.metadata)
+        with pytest.raises(NFNError, match=rf"{broken.names[2]}: found the prediction nan \(1 such of 18\)"):
+            load_predictor(folder).predict(broken)
 
     def test_wrong_checkpoints_are_refused(self, folder: Path, tmp_path: Path, small_zoo: Path) -> None:
         with pytest.raises(NFNError, match="found neither, expected either checkpoint files or a dataset"):
