@@ -33,6 +33,7 @@ from zoo.errors import DatasetError
 from zoo.hub_folder import CARD, CHECKSUMS, PROVENANCE, parse_checksums
 from zoo.plots import make_plots
 from zoo.shards import SHARD_BYTES, Tables, dumps, plan_digest, write_shards
+from zoo.storage import local_path
 from zoo.store import Store
 
 PROVENANCE_FORMAT = 1
@@ -79,11 +80,11 @@ def build(
         shard_bytes: target size of a Parquet file's weights.
 
     Raises:
-        DatasetError: `out` holds something else than a dataset or lies in a sweep, or the sweeps do not fit together
-            (see write_shards).
+        DatasetError: `out` is no folder, holds something else than a dataset or lies in a sweep, or the sweeps do not
+            fit together (see write_shards).
         StoreError: a file of a sweep is not what its commit says.
     """
-    out = Path(out)
+    out = local_path(out, "--out")
     stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
     for store in stores:
         if out.resolve().is_relative_to(Path(store.root).resolve()):

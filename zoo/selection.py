@@ -18,6 +18,7 @@ from zoo.errors import DatasetError
 from zoo.files import TEMPORARY_PREFIX
 from zoo.schema import INDEX_PLACE
 from zoo.stacked import HEADER_KEY
+from zoo.storage import local_path
 
 TABLE = "checkpoints.csv"
 ENDING = ".safetensors"
@@ -27,15 +28,19 @@ SELECTION_FORMAT = 1
 def select(checkpoints: Checkpoints, out: Path | str) -> list[Path]:
     """Write a selection to the folder `out`, all of it or nothing; an earlier selection there is replaced.
 
+    A process that is killed leaves the earlier selection, or the new one; or, between the two renames of a replacement,
+    no `out`, but both of them beside it, in folders whose names begin with `.tmp-`. The same command then writes `out`
+    again; nobody removes those folders.
+
     Each file is named by its checkpoint_id, holds the tensors under their state_dict names, and has the row's metadata
     as JSON in its header, under the key "zoo". checkpoints.csv has a row a file, in the same order.
 
     Returns the paths of the safetensors files, highest test accuracy first.
 
     Raises:
-        DatasetError: nothing is selected, or `out` holds something else than an earlier selection.
+        DatasetError: nothing is selected, or `out` is no folder or holds something else than an earlier selection.
     """
-    out = Path(out).resolve()  # through a link, to what it stands for
+    out = local_path(out, "--out").resolve()  # through a link, to what it stands for
     if not len(checkpoints):
         raise DatasetError("filters: found no checkpoint that fulfils them, expected at least one; loosen a condition")
     _require_replaceable(out)

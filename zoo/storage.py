@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from zoo.errors import StoreError
+from zoo.errors import DatasetError, StoreError
 
 S3_PREFIX = "s3://"
 URL_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -98,3 +98,14 @@ def open_storage(root: Path | str) -> Storage:
     from zoo.files import LocalStorage
 
     return LocalStorage(Path(root))
+
+
+def local_path(path: Path | str, option: str) -> Path:
+    """Return the path of what can only be written on this machine's file systems; `option` names it in the error.
+
+    Raises:
+        DatasetError: a URL, of which a path would make a folder here.
+    """
+    if isinstance(path, str) and (scheme := URL_SCHEME.match(path)):
+        raise DatasetError(f"{option} {path}: found the scheme {scheme[0]}, expected a folder of this machine")
+    return Path(path)
