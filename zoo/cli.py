@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input (one line says which), 3 some 
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -47,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
 
     plan = _command(group, "plan", commands.plan, "show what a configuration would train")
     _config_arguments(plan)
-    plan.add_argument("--rate", type=float, metavar="R", help="run-steps per second, for a forecast of the time")
+    plan.add_argument(
+        "--rate", type=_positive_number, metavar="R", help="run-steps per second, for a forecast of the time"
+    )
     _json_argument(plan)
 
     generate = _command(group, "generate", commands.generate, "start a sweep, or go on with it")
@@ -55,10 +58,15 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--sweep-dir", required=True, metavar="DIR", help="folder of the sweep, or s3://bucket/folder"
     )
-    generate.add_argument("--data-dir", type=Path, metavar="D", help="folder of the task's data files")
-    generate.add_argument("--workers", type=int, metavar="N", help="populations at once; 0: in this process, no Ray")
+    _data_dir_argument(generate)
+    generate.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="populations at once; 0: in this process, no Ray; default: one a GPU, or one a core where there is no GPU",
+    )
     generate.add_argument("--address", metavar="A", help="a running Ray cluster, or auto; default: this machine alone")
-    generate.add_argument("--extend", action="store_true", help="add the runs that a finished sweep does not have")
+    generate.add_argument("--extend", action="store_true", help="add the runs that the sweep's plan does not have yet")
     generate.add_argument("--quiet", action="store_true", help="no progress bar")
     _json_argument(generate)
 
@@ -69,7 +77,14 @@ def parser() -> argparse.ArgumentParser:
 
     build = _command(group, "build", commands.build, "write the dataset of one or more sweeps")
     build.add_argument("sweep_dirs", nargs="+", metavar="SWEEP")
-    build.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the dataset")
+    build.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset")
+    build.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="write so many shards at once (four at most) in processes of Ray; default: in threads of this one",
+    )
+    build.add_argument("--address", metavar="A", help="a running Ray cluster that sees SWEEP and DIR, or auto")
     build.add_argument("--quiet", action="store_true", help="no progress bar")
 
     verify = _command(group, "verify", commands.verify, "check a sweep, a dataset or a published dataset")
@@ -81,15 +96,15 @@ def parser() -> argparse.ArgumentParser:
     select.add_argument("dataset", metavar="DATASET")
     _selection_arguments(select)
     select.add_argument("--split", choices=("train", "validation", "test"), help="only this split")
-    select.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="a new folder, or an earlier selection's"
-    )
+    select.add_argument("--out", required=True, metavar="DIR", help="a new folder, or an earlier selection's")
 
     evaluate = _command(group, "evaluate", commands.evaluate, "evaluate checkpoints again and compare with the record")
     evaluate.add_argument("dataset", metavar="DATASET", help="a dataset folder or a repository")
     _selection_arguments(evaluate)
-    evaluate.add_argument("--data-dir", type=Path, metavar="D", help="folder of the task's data files")
-    evaluate.add_argument("--limit", type=int, metavar="N", help="only so many, spread over the range of accuracies")
+    _data_dir_argument(evaluate)
+    evaluate.add_argument(
+        "--limit", type=_positive_integer, metavar="N", help="only so many, spread over the range of accuracies"
+    )
     evaluate.add_argument("--tolerance", type=int, default=2, metavar="N", help="test examples that may differ")
     _engine_argument(evaluate, "auto")
     _json_argument(evaluate)
@@ -97,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     rerun = _command(group, "rerun", commands.rerun, "train a published run again and compare its weights")
     rerun.add_argument("dataset", metavar="DATASET", help="a dataset folder or a repository")
     rerun.add_argument("run_id", metavar="RUN_ID")
-    rerun.add_argument("--data-dir", type=Path, metavar="D", help="folder of the task's data files")
+    _data_dir_argument(rerun)
     _engine_argument(rerun, "recorded")
     _json_argument(rerun)
 
@@ -121,7 +136,9 @@ def parser() -> argparse.ArgumentParser:
     )
     release.add_argument("source", type=Path, metavar="ZIP_OR_FOLDER")
     release.add_argument("--task", required=True, choices=("mnist", "ag_news"))
-    release.add_argument("--out", required=True, type=Path, metavar="SWEEP", help="a new sweep directory")
+    release.add_argument(
+        "--out", required=True, metavar="SWEEP", help="a new sweep directory: a folder, or s3://bucket/folder"
+    )
     release.add_argument("--quiet", action="store_true", help="no progress bar")
     _json_argument(release)
 
@@ -130,11 +147,17 @@ def parser() -> argparse.ArgumentParser:
     )
     _config_arguments(bench)
     _engine_argument(bench, "auto")
-    bench.add_argument("--runs", type=int, metavar="N", help="runs of the measured population")
-    bench.add_argument("--seconds", type=float, default=5.0, metavar="S", help="how long to measure")
-    bench.add_argument("--cores", type=int, metavar="N", help="forecast for a machine of so many such cores")
-    bench.add_argument("--gpus", type=int, metavar="N", help="forecast for so many GPUs of --gpu-rate each")
-    bench.add_argument("--gpu-rate", type=float, metavar="R", help="run-steps per second of one GPU")
+    bench.add_argument("--runs", type=_positive_integer, metavar="N", help="runs of the measured population")
+    bench.add_argument(
+        "--seconds", type=_positive_number, default=5.0, metavar="S", help="how long to measure; default: 5"
+    )
+    bench.add_argument(
+        "--cores", type=_positive_integer, metavar="N", help="forecast for a machine of so many such cores"
+    )
+    bench.add_argument(
+        "--gpus", type=_positive_integer, metavar="N", help="forecast for so many GPUs of --gpu-rate each"
+    )
+    bench.add_argument("--gpu-rate", type=_positive_number, metavar="R", help="run-steps per second of one GPU")
     _json_argument(bench)
 
     nfn = group.add_parser("nfn", help="neural functional networks: train, predict, benchmark")
@@ -157,7 +180,17 @@ def _config_arguments(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         dest="overrides",
-        help="change a key of the configuration",
+        help="change a key of the configuration, such as epochs=10 or data.train_limit=6000; may be repeated",
+    )
+
+
+def _data_dir_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="D",
+        help="folder of the task's data files; MNIST needs one unless data.source is embedded, "
+        "AG News comes from the Hub without one",
     )
 
 
@@ -180,6 +213,25 @@ def _engine_argument(command: argparse.ArgumentParser, default: str) -> None:
 
 def _json_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _positive_integer(text: str) -> int:
+    return int(_positive(text, int))
+
+
+def _positive_number(text: str) -> float:
+    return _positive(text, float)
+
+
+def _positive(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < math.inf:
+        expected = "a whole number of 1 or more" if kind is int else "a number above 0"
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+    return value
 
 
 if __name__ == "__main__":

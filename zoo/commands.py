@@ -8,6 +8,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -88,7 +91,8 @@ def status(options: argparse.Namespace) -> int:
     while True:
         status = sweep_status(options.sweep_dir)
         print(json.dumps(status.to_dict()) if options.json else status.text(), flush=True)
-        if not options.watch or status.done:
+        settled = status.populations_sealed + len(status.quarantined) == status.populations
+        if not options.watch or (settled and not any(attempt.alive for attempt in status.running)):
             return DONE
         time.sleep(5)
 
@@ -96,12 +100,31 @@ def status(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> int:
     from zoo.builder import build
 
-    report = build(options.sweep_dirs, options.out, progress=not options.quiet)
+    with _executor(options) as executor:
+        report = build(options.sweep_dirs, options.out, executor, progress=not options.quiet)
     for task, splits in report.checkpoints.items():
         print(f"{task}: {sum(splits.values())} checkpoints ({', '.join(f'{n} {s}' for s, n in splits.items())})")
     print(f"{report.diverged_runs} runs diverged, {report.unfinished_populations} populations are not finished yet")
     print(f"{report.folder}: {report.bytes / 1e6:.1f} MB; load it with load_dataset({str(report.folder)!r})")
     return DONE
+
+
+@contextmanager
+def _executor(options: argparse.Namespace) -> Iterator[Executor | None]:
+    """Yield what --workers and --address ask for; None where neither is given."""
+    if options.workers is None and options.address is None:
+        yield None
+        return
+    from zoo.cluster import connect
+    from zoo.executor import ClusterExecutor
+    from zoo.shards import SHARDS_IN_FLIGHT
+
+    # The work is for CPUs; where Ray deals out GPUs, all shards in flight share one.
+    cluster = connect(options.workers, options.address, gpus_per_task=1 / SHARDS_IN_FLIGHT)
+    try:
+        yield ClusterExecutor(cluster)
+    finally:
+        cluster.close()
 
 
 def verify(options: argparse.Namespace) -> int:

@@ -1,0 +1,156 @@
+"""What the command line itself decides: which options it takes, and what it does with them before the library does."""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from large_sweep import write_large_sweep
+
+from zoo import commands
+from zoo.builder import build
+from zoo.cli import main, parser
+from zoo.cluster import InProcess
+from zoo.signs import STALE_SECONDS, Sign
+from zoo.store import Store
+
+
+def contents(folder: Path) -> dict[str, str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sealed populations, not to be changed."""
+    return write_large_sweep(tmp_path_factory.mktemp("large") / "sweep", 17, epochs=1, labels=("0", "best")).root
+
+
+@pytest.fixture(scope="module")
+def dataset(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build([sweep], tmp_path_factory.mktemp("built") / "zoo", progress=False).folder
+
+
+def all_options(part: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in part._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from all_options(command)
+        elif action.option_strings:
+            yield action
+
+
+def test_every_option_has_a_help_unless_it_lists_its_choices() -> None:
+    bare = {"/".join(action.option_strings) for action in all_options(parser()) if not (action.help or action.choices)}
+    assert bare == set()
+
+
+class TestBuild:
+    def test_workers_write_what_threads_write(
+        self, sweep: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        submitted = []
+        submit = InProcess.submit
+        monkeypatch.setattr(InProcess, "submit", lambda *call: (submitted.append(call), submit(*call))[1])
+        assert main(["build", str(sweep), "--out", str(tmp_path / "zoo"), "--quiet", "--workers", "0"]) == 0
+        assert contents(tmp_path / "zoo") == contents(dataset)
+        assert len(submitted) == len(list(dataset.glob("mnist/*.parquet")))
+
+    def test_it_finds_the_cluster_at_an_address(
+        self, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["build", str(sweep), "--out", str(tmp_path / "zoo"), "--address", "127.0.0.1:9"]) == 2
+        assert "--address 127.0.0.1:9: no Ray cluster answers" in capsys.readouterr().err
+        assert not (tmp_path / "zoo").exists()
+
+
+class TestURLs:
+    @pytest.mark.parametrize("command", ["build SWEEP", "select DATASET"])
+    def test_folders_of_this_machine_are_no_urls(
+        self,
+        sweep: Path,
+        dataset: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        command: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        places = {"SWEEP": str(sweep), "DATASET": str(dataset)}
+        arguments = [places.get(word, word) for word in command.split()]
+        assert main([*arguments, "--out", "s3://bucket/zoo"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == ("zoo: error: --out s3://bucket/zoo: found the scheme s3://, expected a folder of this machine")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_release_can_go_to_one(self) -> None:
+        options = parser().parse_args(["import-release", "a.zip", "--task", "mnist", "--out", "s3://bucket/sweep"])
+        assert options.out == "s3://bucket/sweep"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "plan mnist --rate",
+        "evaluate zoo --limit",
+        *(f"bench mnist {name}" for name in ("--runs", "--seconds", "--cores", "--gpus", "--gpu-rate")),
+    ],
+)
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "many"])
+def test_numbers_that_cannot_be_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*option.split(), value])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option.split()[-1]}: found '{value}', expected a " in last
+
+
+class TestWatch:
+    """`zoo status --watch` of a sweep of which one population is in quarantine."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        store = write_large_sweep(tmp_path / "sweep", 17, epochs=1, labels=("0",))
+        (first, _) = store.sealed()
+        store.unseal(first)
+        store.quarantine(first, "error: poison")
+        return store
+
+    def sleeps(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """Do not wait, but for a third look fail."""
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(commands.time, "sleep", sleep)
+        return waits
+
+    def test_it_ends_where_only_quarantine_is_left(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        waits = self.sleeps(monkeypatch)
+        assert main(["status", str(store.root), "--watch", "--json"]) == 0
+        assert waits == []
+        status = json.loads(capsys.readouterr().out)
+        assert (status["populations_sealed"], len(status["quarantined"]), status["done"]) == (1, 1, False)
+
+    @pytest.mark.parametrize(("age", "looks"), [(0.0, 3), (STALE_SECONDS + 1, 0)])
+    def test_it_goes_on_while_the_population_is_tried_again(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, age: float, looks: int
+    ) -> None:
+        waits = self.sleeps(monkeypatch)
+        (quarantined,) = store.quarantined()
+        now = commands.time.time() - age
+        store.write_sign(quarantined, "a1", Sign(0, now, 0, now, "node-7", 1))
+        main(["status", str(store.root), "--watch"])
+        assert len(waits) == looks
+
+    def test_it_goes_on_while_something_is_to_be_done(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits = self.sleeps(monkeypatch)
+        store.unseal(next(iter(store.sealed())))
+        main(["status", str(store.root), "--watch"])
+        assert len(waits) == 3
