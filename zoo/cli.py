@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
 
     publish = _command(group, "publish", commands.publish, "put a dataset on the Hugging Face Hub")
     publish.add_argument("dataset", type=Path, metavar="DATASET")
-    publish.add_argument("--repo", required=True, metavar="USER/NAME")
+    publish.add_argument("--repo", required=True, metavar="USER/NAME", help="the repository; made where there is none")
     publish.add_argument("--private", action="store_true", help="make a new repository private")
     publish.add_argument("--tag", metavar="TAG", help="tag the commit, for example v1.0.0")
     publish.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")

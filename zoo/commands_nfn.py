@@ -58,7 +58,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     benchmark_parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="trainings at once on Ray; default: 0, in this process"
     )
-    benchmark_parser.add_argument("--address", metavar="A", help="a running Ray cluster")
+    benchmark_parser.add_argument("--address", metavar="A", help="a running Ray cluster, for --workers")
 
 
 def _training_arguments(parser: argparse.ArgumentParser) -> None:
