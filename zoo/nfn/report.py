@@ -160,7 +160,7 @@ def _number(value: int | None) -> str:
 
 
 def _write_plots(out: Path, groups: Any) -> list[str]:
-    """One scatter plot a predictor: the first seed's test part at the lowest threshold that has a result."""
+    """One scatter plot a predictor: the first seed's test part at the first given threshold that has a result."""
     first: dict[str, TrainingResult] = {}
     for group in groups:
         cell, result = group[0]

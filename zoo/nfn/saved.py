@@ -19,7 +19,7 @@ from zoo.errors import NFNError
 from zoo.files import write
 from zoo.nfn.data import WeightData
 from zoo.nfn.fit import FitState, predict_network
-from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, make_predictor
+from zoo.nfn.predictors import NetworkPredictor, TreePredictor, make_predictor
 
 FORMAT = 1
 TENSORS, CONFIG, STATE = "predictor.safetensors", "predictor.json", "state.safetensors"
@@ -29,7 +29,7 @@ TENSORS, CONFIG, STATE = "predictor.safetensors", "predictor.json", "state.safet
 class SavedPredictor:
     """A predictor ready to use. config: the setting of its training, as a dictionary; result: what came out."""
 
-    predictor: NetworkPredictor | ForestPredictor
+    predictor: NetworkPredictor | TreePredictor
     config: dict[str, Any]
     result: dict[str, Any]
 
@@ -47,7 +47,7 @@ class SavedPredictor:
 
 
 def save_predictor(
-    out: Path, predictor: NetworkPredictor | ForestPredictor, config: dict[str, Any], result: dict[str, Any]
+    out: Path, predictor: NetworkPredictor | TreePredictor, config: dict[str, Any], result: dict[str, Any]
 ) -> None:
     """Write a finished predictor; predictor.json comes last and makes it one."""
     state = predictor.state_dict() if isinstance(predictor, NetworkPredictor) else predictor.state()

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from zoo.errors import NFNError
 from zoo.nfn.data import Splits, load_checkpoints, settle_components, split
 from zoo.nfn.fit import PAPER, FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
-from zoo.nfn.predictors import ForestPredictor, NetworkPredictor, Predictor, make_predictor, predictor_class
+from zoo.nfn.predictors import NetworkPredictor, Predictor, TreePredictor, make_predictor, predictor_class
 from zoo.nfn.saved import finished_result, load_state, save_predictor, save_state
 
 FEW_TEST_CHECKPOINTS = 30
@@ -57,7 +57,7 @@ class TrainingResult:
     """What came out of a training.
 
     parameters: trained parameters. checkpoints: number of training, validation and test checkpoints. validation_tau,
-    test_tau: Kendall's tau-b of predicted and true accuracy. best_epoch: 1-based, None for forests. history: a record
+    test_tau: Kendall's tau-b of predicted and true accuracy. best_epoch: 1-based, None for trees. history: a record
     an epoch (networks). seconds: of fitting. predictions: checkpoint_id, accuracy, predicted, of the test part.
     """
 
@@ -158,7 +158,7 @@ def train_on(
     if isinstance(predictor, NetworkPredictor):
         result = _train_network(predictor, splits, setting, config, pick_device(device), out, progress)
     else:
-        result = _train_forest(predictor, splits, setting)
+        result = _train_trees(predictor, splits, setting)
     if out is not None:
         save_predictor(out, predictor, config, asdict(result))
     return result
@@ -191,12 +191,12 @@ def _train_network(
     )
 
 
-def _train_forest(forest: ForestPredictor, splits: Splits, setting: Setting) -> TrainingResult:
+def _train_trees(trees: TreePredictor, splits: Splits, setting: Setting) -> TrainingResult:
     began = time.perf_counter()
-    forest.fit(forest.inputs(splits.train).numpy(), splits.train.accuracy.numpy(), setting.seed)
+    trees.fit(trees.inputs(splits.train).numpy(), splits.train.accuracy.numpy(), setting.seed)
     seconds = time.perf_counter() - began
-    validation, test = (forest.predict(forest.inputs(part).numpy()) for part in (splits.validation, splits.test))
-    return _result(forest, splits, test, kendall_tau(validation, splits.validation.accuracy.numpy()), seconds)
+    validation, test = (trees.predict(trees.inputs(part).numpy()) for part in (splits.validation, splits.test))
+    return _result(trees, splits, test, kendall_tau(validation, splits.validation.accuracy.numpy()), seconds)
 
 
 def _result(

@@ -4,9 +4,9 @@ import importlib
 import pkgutil
 
 from zoo.nfn.predictors.base import (
-    ForestPredictor,
     NetworkPredictor,
     Predictor,
+    TreePredictor,
     make_predictor,
     predictor_class,
     predictor_names,
@@ -15,4 +15,4 @@ from zoo.nfn.predictors.base import (
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["ForestPredictor", "NetworkPredictor", "Predictor", "make_predictor", "predictor_class", "predictor_names"]
+__all__ = ["NetworkPredictor", "Predictor", "TreePredictor", "make_predictor", "predictor_class", "predictor_names"]

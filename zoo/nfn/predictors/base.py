@@ -1,7 +1,7 @@
 """What a predictor is, and the registry that names them.
 
-A predictor maps checkpoints to predicted accuracies in (0, 1). A new one is one file in this package with a class of
-one of the two kinds below under `@register("name")`.
+A predictor maps checkpoints to predicted accuracies: a network to fractions in (0, 1), trees to any numbers. A new one
+is one file in this package with a class of one of the two kinds below under `@register("name")`.
 """
 
 import importlib
@@ -45,7 +45,7 @@ class Predictor(ABC):
     @property
     @abstractmethod
     def parameters_trained(self) -> int:
-        """Number of trained parameters (of a forest: leaves and thresholds)."""
+        """Number of trained parameters (of trees: leaves and thresholds)."""
 
 
 class NetworkPredictor(Predictor, nn.Module):
@@ -91,8 +91,8 @@ class WeightNetwork(NetworkPredictor):
         return self.head(torch.cat([self.parts[name](part) for name, part in parts], dim=1)).squeeze(1)
 
 
-class ForestPredictor(Predictor):
-    """A predictor that another library fits in one call."""
+class TreePredictor(Predictor):
+    """A predictor of trees, which another library fits in one call."""
 
     @abstractmethod
     def fit(self, inputs: np.ndarray, accuracy: np.ndarray, seed: int) -> None:
@@ -104,7 +104,7 @@ class ForestPredictor(Predictor):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The fitted forest as tensors, for `load_state`; nothing of it is executable."""
+        """The fitted trees as tensors, for `load_state`; nothing of it is executable."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Tensor]) -> None: ...

@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.nfn.predictors.base import ForestPredictor, library, register
+from zoo.nfn.predictors.base import TreePredictor, library, register
 
 ROUNDS = 100
 
 
 @register("lightgbm")
-class LightGBMPredictor(ForestPredictor):
+class LightGBMPredictor(TreePredictor):
     """Trees of depth 10, minimum child weight 50 (the Hessian of squared error: checkpoints) and at most 256 leaves."""
 
     has_chance = False

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.nfn.predictors.base import ForestPredictor, library, register
+from zoo.nfn.predictors.base import TreePredictor, library, register
 
 TREES = 100
 FIELDS = ("left", "right", "feature", "threshold", "value")
 
 
 @register("random-forest")
-class RandomForestPredictor(ForestPredictor):
+class RandomForestPredictor(TreePredictor):
     """100 trees of depth 10, at least 50 checkpoints a leaf and at most 256 leaves; each split tries sqrt(F) columns.
 
     Kept as arrays over the nodes of all trees: children (-1 at a leaf), column, threshold, mean accuracy; `roots`.
