@@ -15,6 +15,7 @@ from typing import Any
 
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
+from zoo.errors import one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)
     except InputError as error:
-        print(f"zoo: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"zoo: error: {one_line(error)}", file=sys.stderr)
         return commands.BAD_INPUT
     except KeyboardInterrupt:
         print("zoo: interrupted", file=sys.stderr)

@@ -34,7 +34,7 @@ import torch
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from zoo.errors import ZooError
+from zoo.errors import ZooError, one_line
 
 RECOUNT_SECONDS = 5.0
 """Nodes come and go; slots are counted anew after so long."""
@@ -279,4 +279,4 @@ def _result(task: Any, timeout: float | None = None) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(COLOUR.sub("", str(error)).split())[:500] or type(error).__name__
+    return one_line(COLOUR.sub("", str(error)))[:500] or type(error).__name__

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
 from zoo.data_record import EMBEDDING, VOCABULARY
-from zoo.errors import DatasetError
+from zoo.errors import DatasetError, one_line
 from zoo.filters import Filters, expression, one_of, require_known_values
 from zoo.reading import Source, open_source
 from zoo.schema import tensor_values
@@ -71,8 +71,7 @@ class Zoo:
             metadata = yaml.safe_load(self.source.read_bytes("README.md").decode().split("---\n")[1])
         except (OSError, IndexError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise DatasetError(
-                f"{self.source.name}: README.md: not a readable dataset card ({' '.join(str(error).split())}); "
-                f"see `zoo build`"
+                f"{self.source.name}: README.md: not a readable dataset card ({one_line(error)}); see `zoo build`"
             ) from error
         return metadata if isinstance(metadata, dict) else {}
 

@@ -4,6 +4,11 @@ was found, what was expected and what to do. The command line prints that line a
 from generators.errors import InputError
 
 
+def one_line(error: BaseException | str) -> str:
+    """Return an error's message without line breaks, for a message that quotes it."""
+    return " ".join(str(error).split())
+
+
 class ZooError(InputError):
     """Base of every error that a user can mend; its message is the whole story, on one line."""
 

@@ -21,12 +21,12 @@ from generators.architecture import CLASSES
 from zoo.builder import PROVENANCE, read_checksums
 from zoo.card import content_version
 from zoo.dataset import INDEX
-from zoo.errors import ZooError
+from zoo.errors import ZooError, one_line
 from zoo.hub_folder import CARD, CHECKSUMS
 from zoo.plan import Plan
 from zoo.schema import checkpoint_schema, index_schema
 from zoo.shards import plan_digest
-from zoo.verify_shard import check_shard, first_problems, one_line
+from zoo.verify_shard import check_shard, first_problems
 
 GENERATED = "generated"
 CLIENT_NAMES = (".git", ".gitattributes", ".cache")

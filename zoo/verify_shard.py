@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from generators.architecture import tensor_table
 from generators.errors import InputError
 from generators.hyperparameters import Hyperparameters
+from zoo.errors import one_line
 from zoo.schema import (
     CURVES,
     HYPERPARAMETER_NAMES,
@@ -136,11 +137,6 @@ def _check_ids(row: dict[str, Any], check: _ShardCheck) -> list[str]:
         ("split", check.split, split_of(run_id)),
     )
     return [f"{name}: {what} is {found}, expected {expected}" for what, found, expected in rules if found != expected]
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's message without line breaks."""
-    return " ".join(str(error).split())
 
 
 def first_problems(where: str, texts: Sequence[str]) -> list[str]:
