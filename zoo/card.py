@@ -15,7 +15,7 @@ from huggingface_hub import DatasetCardData
 
 from generators.architecture import parameter_count, tensor_table
 from generators.hyperparameters import OPTIMIZERS
-from zoo.plots import sort_labels
+from zoo.config import label_order
 from zoo.schema import CURVES, INDEX_COLUMNS, SCALARS, checkpoint_schema, index_schema
 from zoo.shards import Tables
 from zoo.shipped import shipped_folder
@@ -141,7 +141,7 @@ def _count_tables(tables: Tables, task: str) -> str:
     counts = {(row["epoch_label"], row["optimizer"]): row["count_all"] for row in pairs.to_pylist()}
     optimizers = [name for name in OPTIMIZERS if any(name == optimizer for _, optimizer in counts)]
     body = []
-    for label in sort_labels(list({label for label, _ in counts})):
+    for label in sorted({label for label, _ in counts}, key=label_order):
         row = [counts.get((label, name), 0) for name in optimizers]
         body.append([label, *(f"{count:,}" for count in (*row, sum(row)))])
     by_split = _value_counts(rows["split"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import yaml
 from generators.errors import InputError
 from generators.hyperparameters import BEST_BY, INITIALISATIONS, OPTIMIZERS
 from generators.tasks import SOURCES
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, one_line
 from zoo.shipped import shipped_folder
 
 ENGINES = ("auto", "torch", "fused")
@@ -144,11 +145,12 @@ class SweepConfig:
     @property
     def labels(self) -> tuple[str, ...]:
         """Epoch labels in order: numbers ascending, then "best"."""
-        return tuple(
-            sorted(
-                map(str, self.save_epochs), key=lambda label: (label == "best", int(label) if label != "best" else 0)
-            )
-        )
+        return tuple(sorted(map(str, self.save_epochs), key=label_order))
+
+
+def label_order(label: str) -> float:
+    """Sort key of epoch labels: numbers ascending, then "best"."""
+    return math.inf if label == "best" else int(label)
 
 
 def load_config(source: str | Path, overrides: Iterable[str] = ()) -> SweepConfig:
@@ -260,9 +262,11 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     value = _from_yaml(text, f"--set {override}: the value is ")
     *parents, last = key.split(".")
     for parent in parents:
-        if not isinstance(content.setdefault(parent, {}), dict):
-            raise ConfigError(f"--set {override}: {parent} is no group of keys; set {parent} as a whole")
+        if content.get(parent) is None:  # missing, or `parent:` with nothing below
+            content[parent] = {}
         content = content[parent]
+        if not isinstance(content, dict):
+            raise ConfigError(f"--set {override}: {parent} is no group of keys; set {parent} as a whole")
     content[last] = value
 
 
@@ -271,7 +275,7 @@ def _from_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     # PyYAML lets through what int(), date() and its own tables say of `!!int abc`, 2020-99-99 or `!!bool abc`.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{where}not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where}not valid YAML: {one_line(error)}") from error
 
 
 def _read(source: str | Path) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from generators.hyperparameters import OPTIMIZERS
+from zoo.config import label_order
 from zoo.shards import Tables
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -34,7 +35,8 @@ def make_plots(tables: Tables) -> Iterator[Plot]:
     for task in tables.tasks:
         chosen = np.flatnonzero(pc.equal(tables.index["task"], task).to_numpy(zero_copy_only=False))
         rows, curve_rows = tables.index.take(chosen), tables.curve_rows[chosen]
-        labels = sort_labels(rows.filter(pc.field("file").is_valid())["epoch_label"].unique().to_pylist())
+        found = rows.filter(pc.field("file").is_valid())["epoch_label"].unique().to_pylist()
+        labels = sorted(found, key=label_order)
         caption = f"{task}: test accuracy of the checkpoints at each epoch label; counts are logarithmic"
         yield Plot(f"{task}-accuracy-by-epoch-label", caption, _png(_histograms(rows, labels)))
         last = rows.filter(pc.equal(rows["epoch_label"], labels[-1]))
@@ -47,11 +49,6 @@ def make_plots(tables: Tables) -> Iterator[Plot]:
         caption = f"{task}: test accuracy after each epoch by optimizer: median, quartiles, deciles of the runs"
         figure = _learning_curves(curves, np.array(rows["optimizer"].take(pa.array(first)).to_pylist()))
         yield Plot(f"{task}-learning-curves", caption, _png(figure))
-
-
-def sort_labels(labels: Sequence[str]) -> list[str]:
-    """Return epoch labels in order: numbers ascending, then "best"."""
-    return sorted(labels, key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0))
 
 
 def curve_matrix(curves: pa.ChunkedArray) -> np.ndarray:

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 
 from zoo.builder import build
 from zoo.card import content_version, size_category
-from zoo.plots import curve_matrix, sort_labels
+from zoo.plots import curve_matrix
 from zoo.schema import CURVES, INDEX_COLUMNS, SCALARS
 
 pytest_plugins = ["dataset_fixtures"]
@@ -168,9 +168,6 @@ class TestPlots:
         write_large_sweep(tmp_path / "sweep", 1, epochs=1, labels=("best",))
         build([tmp_path / "sweep"], tmp_path / "zoo", progress=False)
         assert len(list((tmp_path / "zoo").glob("assets/*.png"))) == 3
-
-    def test_labels_are_in_the_order_of_time(self) -> None:
-        assert sort_labels(["best", "100", "50", "0"]) == ["0", "50", "100", "best"]
 
     def test_curves_of_different_length(self) -> None:
         curves = pa.chunked_array([pa.array([[0.1, None, 0.3], None, [0.5]], pa.list_(pa.float64()))])

@@ -43,6 +43,15 @@ def test_values_arrive_in_their_types(tmp_path: Path) -> None:
     assert (config.store.state_seconds, config.sweep.grace_seconds) == (300.0, 120.0)
 
 
+def test_a_set_fills_a_group_that_stands_there_empty(tmp_path: Path) -> None:
+    content = {key: value for key, value in GOOD.items() if key not in ("data", "store")}
+    overrides = ["data.source=embedded", "store.state_seconds=5"]
+    config = load_config(write(tmp_path, content | {"data": None, "store": None}), overrides)
+    assert (config.data.source, config.store.state_seconds) == ("embedded", 5.0)
+    with pytest.raises(ConfigError, match=r"--set grid\.x=1: grid is no group of keys"):
+        load_config(write(tmp_path, GOOD), ["grid.x=1"])
+
+
 def test_labels_are_sorted_as_numbers_with_best_last() -> None:
     assert parse_config(GOOD | {"epochs": 10, "save_epochs": ["best", 10, 2]}).labels == ("2", "10", "best")
 
