@@ -4,7 +4,7 @@ import difflib
 import functools
 import operator as python
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 from typing import Any, TypeAlias, TypeGuard
 
@@ -68,20 +68,22 @@ def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
 
 
 def require_known_values(filters: Filters, table: pa.Table) -> None:
-    """Refuse a condition that a text column equals a value that none of its rows has, if it has few values in all.
+    """Refuse a value that a text column shall equal, alone or `in` a list, and none of its rows has, if it has few.
 
     Raises:
         DatasetError: names the values that the column has.
     """
     for name, operator, value in (condition for group in _groups(filters) for condition in group):
         is_choice = pa.types.is_string(table.schema.field(name).type) and not name.endswith("_id")
-        if operator not in ("==", "=") or not is_choice:
+        if operator not in ("==", "=", "in") or not is_choice:
             continue
         known = sorted(table[name].unique().drop_null().to_pylist())
-        if 0 < len(known) <= FEW_VALUES and str(value) not in known:
+        wanted = map(str, value if operator == "in" else [value])
+        unknown = [each for each in wanted if each not in known]
+        if unknown and 0 < len(known) <= FEW_VALUES:
             more = " ..." if len(known) > LISTED_VALUES else ""
             raise DatasetError(
-                f"filters: {name}: found {str(value)!r}, which no row has, expected one of "
+                f"filters: {name}: found {unknown[0]!r}, which no row has, expected one of "
                 f"{', '.join(known[:LISTED_VALUES])}{more}"
             )
 
@@ -112,7 +114,9 @@ def _condition(name: str, operator: str, value: Any, schema: pa.Schema) -> pc.Ex
         return COMPARISONS[operator](pc.field(name), _converted(name, value, kind))
     if isinstance(value, str):
         raise DatasetError(f"filters: {name} {operator}: found the text {value!r}, expected a list of values")
-    values = pa.array([_converted(name, each, kind) for each in value], None if value else kind)
+    if not isinstance(value, Collection):
+        raise DatasetError(f"filters: {name} {operator}: found {value!r}, expected a list of values")
+    values = pa.array([_converted(name, each, kind) for each in value], None if len(value) else kind)
     return pc.field(name).isin(values) if operator == "in" else ~pc.field(name).isin(values)
 
 
@@ -129,7 +133,8 @@ def _converted(name: str, value: Any, kind: pa.DataType) -> Any:
                 number = False
             else:
                 number = True
-        if number and not (isinstance(value, int) and abs(value) > INT64_MAX):
+        too_large = isinstance(value, int) and abs(value) > INT64_MAX
+        if number and not too_large and value == value:  # NaN, which equals nothing, fulfils no condition
             return value
     raise DatasetError(f"filters: {name}: found {value!r}, expected a value of type {kind}")
 

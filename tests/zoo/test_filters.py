@@ -61,6 +61,18 @@ class TestFilters:
             ([("test_accuracy", ">", None)], "filters: test_accuracy: found None, expected a value of type double"),
             ([("optimizer", "==", True)], "filters: optimizer: found True, expected a value of type string"),
             ([("test_accuracy", ">", [1])], "filters: test_accuracy: found \\[1\\], expected a value of type double"),
+            (
+                [("test_accuracy", "==", float("nan"))],
+                "filters: test_accuracy: found nan, expected a value of type double",
+            ),
+            ("test_accuracy>nan", "filters: test_accuracy: found nan, expected a value of type double"),
+            ([("test_accuracy", "in", [0.5, float("nan")])], "filters: test_accuracy: found nan, expected a value of"),
+            ([("seed", "in", 3)], "filters: seed in: found 3, expected a list of values"),
+            ("optimizer in adam,sdg", "filters: optimizer: found 'sdg', which no row has, expected one of adam, "),
+            (
+                [("epoch_label", "in", [0, 50])],
+                "filters: epoch_label: found '50', which no row has, expected one of 0,",
+            ),
             ([("optimizer", "in", "adam")], "filters: optimizer in: found the text 'adam', expected a list of values"),
             ("test_acuracy>0.5", r"filters: found 'test_acuracy', expected .*; did you mean test_accuracy\?"),
             ("accuracy", "filter 'accuracy': expected column, operator and value"),
@@ -99,8 +111,9 @@ class TestFilters:
         assert ids(chosen) == ids(zoo.checkpoints(filters=[("optimizer", "==", "adam")]))
 
     def test_a_value_that_no_row_has_is_no_mistake_among_numbers_and_many_texts(self, zoo: Zoo) -> None:
-        for condition in ("learning_rate==7", "checkpoint_id==none", "optimizer!=adamw"):
-            zoo.checkpoints(filters=condition)
+        for column in ("learning_rate", "checkpoint_id", "optimizer"):
+            for operator in ("!=", "not in") if column == "optimizer" else ("==", " in "):
+                zoo.checkpoints(filters=f"{column} {operator} 7")
 
     @pytest.mark.parametrize(
         ("text", "condition"),
