@@ -6,7 +6,6 @@ of a text task lies beside its rows. The digest of the data is compared before a
 """
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from generators.hyperparameters import Hyperparameters
 from generators.population import train_population
 from generators.tasks import SOURCES
 from generators.tasks.data import TaskData
-from zoo.config import build
+from zoo.config import build, label_order
 from zoo.dataset import Checkpoints, Zoo, open_zoo
 from zoo.errors import DatasetError
 from zoo.evaluation_reports import Comparison, EvaluationReport, LabelDifference, RerunReport
@@ -45,7 +44,7 @@ MNIST_TEST_IMAGES = 10_000
 def evaluate(
     dataset: str | Path,
     task: str | None = None,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     limit: int | None = None,
     *,
     filters: Filters | None = None,
@@ -156,8 +155,9 @@ def _plan_text(zoo: Zoo, name: str) -> str:
         ) from error
 
 
-def _load_data(zoo: Zoo, plan: Plan, data_dir: Path | None) -> tuple[TaskData, str]:
+def _load_data(zoo: Zoo, plan: Plan, given: Path | str | None) -> tuple[TaskData, str]:
     """Return the task's data, with the dataset's own embedding, and a note on whether it is the one of the training."""
+    data_dir = None if given is None else Path(given)
     if plan.origin == "imported":
         data = SOURCES[plan.task]().load(data_dir)
         if len(data.test) != MNIST_TEST_IMAGES:
@@ -171,8 +171,8 @@ def _load_data(zoo: Zoo, plan: Plan, data_dir: Path | None) -> tuple[TaskData, s
     found = data.digest()
     if found != plan.data_digest:
         raise DatasetError(
-            f"{data_dir}: data_digest: found {found}, expected {plan.data_digest}, that of the dataset; "
-            f"give the folder of the data that it was made from ({PROVENANCE} says which)"
+            f"{data_dir or 'no --data-dir'}: data_digest: found {found}, expected {plan.data_digest}, that of the "
+            f"dataset; give the folder of the data that it was made from ({PROVENANCE} says which)"
         )
     return data, f"data digest {found} as recorded"
 
@@ -180,7 +180,7 @@ def _load_data(zoo: Zoo, plan: Plan, data_dir: Path | None) -> tuple[TaskData, s
 def rerun(
     dataset: str | Path,
     run_id: str,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     *,
     engine: str = "recorded",
     device: torch.device | str = "cpu",
@@ -224,7 +224,7 @@ def rerun(
                 accuracy=float(state.metrics["test_accuracy"][0, epoch]),
             )
         )
-    labels.sort(key=lambda d: math.inf if d.label == "best" else int(d.label))
+    labels.sort(key=lambda difference: label_order(difference.label))
     diverged = bool(state.diverged_epoch[0] >= 0)
     return RerunReport(run_id, run.task, training.name, row["engine"], diverged, labels, time.monotonic() - started)
 

@@ -51,7 +51,7 @@ class PublishReport:
 
 
 def publish(
-    folder: Path,
+    folder: Path | str,
     repo: str,
     *,
     private: bool = False,
@@ -61,13 +61,15 @@ def publish(
 ) -> PublishReport:
     """Makes main of the dataset repository `user/name` equal to what the folder's SHA256SUMS lists, then tags it.
 
-    `verify` returns the problems of the local folder; any problem ends the publication before anything is sent. With
-    `dry_run` nothing is written. The token is the environment's (HF_TOKEN) or the one `hf auth login` left behind.
+    Rows are not checked unless `verify` is given, a function that returns the problems of the local folder, such as
+    `zoo.verify`; any problem ends the publication before anything is sent. With `dry_run` nothing is written. The token
+    is the environment's (HF_TOKEN) or the one `hf auth login` left behind.
 
     Raises DatasetError where the folder cannot be published (no SHA256SUMS, links, hidden files, secrets in a text,
     problems) and HubError where the Hub refuses (401, 403, another visibility than `private` asks for, a tag that
     marks another commit, no Xet storage) or stays unreachable; the message says whether a second try can help.
     """
+    folder = Path(folder)
     content = read_folder(folder)
     if problems := verify(folder) if verify else []:
         raise DatasetError(

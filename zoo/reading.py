@@ -17,11 +17,9 @@ from huggingface_hub import HfApi, HfFileSystem
 # HTTPError is the base of the HTTP client's own errors: which client that is differs between the library's versions.
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from zoo.errors import DatasetError
+from zoo.errors import DatasetError, one_line
 
 HUB_PREFIX = "hf://datasets/"
-NEAR_BYTES = 8192
-"""Parts of a file with a gap of at most so many bytes are fetched as one."""
 
 
 class Source:
@@ -60,7 +58,7 @@ class Source:
             yield
         except (OSError, pa.ArrowException, IndexError) as error:
             raise DatasetError(
-                f"{self.name}: {path}: not a readable Parquet file ({' '.join(str(error).split())}); see `zoo verify`"
+                f"{self.name}: {path}: not a readable Parquet file ({one_line(error)}); see `zoo verify`"
             ) from error
 
 
@@ -86,7 +84,13 @@ def open_source(source: str | Path, revision: str | None = None) -> Source:
         raise DatasetError(
             f"{path}: found no such folder, expected a dataset folder (see `zoo build`) or a repository user/name"
         )
-    filesystem, root = fsspec.core.url_to_fs(path)
+    try:
+        filesystem, root = fsspec.core.url_to_fs(path)
+    except (ValueError, ImportError) as error:
+        raise DatasetError(
+            f"{path}: fsspec cannot read such an address ({one_line(error)}), expected a dataset folder, "
+            f"a repository user/name, or an address whose package is installed"
+        ) from error
     return Source(filesystem, root, path)
 
 
@@ -102,7 +106,8 @@ def _open_hub(repo: str, revision: str | None) -> Source:
             f"and no folder; check the name, or set HF_TOKEN if it is private"
         ) from error
     except (HTTPError, OSError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise DatasetError(f"{repo}: found no folder, and {api.endpoint} could not be asked ({said})") from error
+        raise DatasetError(
+            f"{repo}: found no folder, and {api.endpoint} could not be asked ({one_line(error)})"
+        ) from error
     filesystem = HfFileSystem(endpoint=api.endpoint, skip_instance_cache=True)
     return Source(filesystem, f"datasets/{repo}@{quote(str(commit), safe='')}", repo)

@@ -13,9 +13,14 @@ def verify(path: Path | str) -> list[str]:
     Raises:
         DatasetError: there is no such folder, or it is neither.
     """
+    if str(path).startswith("hf://"):
+        raise DatasetError(f"{path}: found a published dataset, expected a folder; use `zoo verify --repo USER/NAME`")
     folder = Path(path)
     if "://" in str(path) or ((folder / "plans").is_dir() and not (folder / "SHA256SUMS").is_file()):
         return verify_sweep(path)
     if not folder.is_dir():
-        raise DatasetError(f"{path}: found no such folder, expected a sweep directory or a dataset folder")
+        raise DatasetError(
+            f"{path}: found no such folder, expected a sweep directory or a dataset folder; "
+            f"for a published dataset use `zoo verify --repo USER/NAME`"
+        )
     return verify_dataset(folder)

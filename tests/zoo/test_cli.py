@@ -90,6 +90,17 @@ class TestURLs:
         assert options.out == "s3://bucket/sweep"
 
 
+@pytest.mark.parametrize("path", ["user/zoo", "hf://datasets/user/zoo"])
+def test_who_verifies_a_repository_as_a_path_is_told_how(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify", path]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"zoo: error: {path}: found ")
+    assert line.endswith("use `zoo verify --repo USER/NAME`")
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,25 @@ def test_other_data_is_refused_before_anything_is_measured(dataset: Path, digits
         evaluate(dataset, "mnist", tmp_path, progress=False)
     with pytest.raises(DatasetError, match="data_digest: found"):
         rerun(dataset, top(dataset)["run_id"], tmp_path, progress=False)
+
+
+def test_other_data_without_a_folder_is_called_that(
+    dataset: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = MNISTSource.load
+
+    def other(source: MNISTSource, folder: Path | None) -> TaskData:
+        data = load(source, digits_dir)
+        return replace(data, test=data.train)
+
+    monkeypatch.setattr(MNISTSource, "load", other)
+    with pytest.raises(DatasetError, match=r"^no --data-dir: data_digest: found"):
+        evaluate(dataset, "mnist", progress=False)
+
+
+def test_folders_may_be_texts(dataset: Path, digits_dir: Path) -> None:
+    assert len(evaluate(str(dataset), "mnist", str(digits_dir), limit=1, progress=False).comparisons) == 1
+    assert rerun(str(dataset), top(dataset)["run_id"], str(digits_dir), progress=False).identical
 
 
 def test_a_dataset_without_plans_says_so(copy: Path, digits_dir: Path) -> None:

@@ -26,7 +26,7 @@ class TestPublish:
         assert not hub.repository(REPO).private
 
     def test_same_content_makes_no_commit_and_uploads_nothing(self, hub: LoopbackHub, folder: Path) -> None:
-        first = publish(folder, REPO)
+        first = publish(str(folder), REPO)
         hub.counters.reset()
         again = publish(folder, REPO)
         assert hub.commits(REPO) == 1

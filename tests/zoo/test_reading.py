@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,12 @@ class TestHub:
         hub.upload(REPO, dataset)
         with pytest.raises(DatasetError, match=r"revision \(v9\)"):
             open_zoo(REPO, revision="v9")
+
+    @pytest.mark.parametrize("address", ["foo://bucket/zoo", "gs://bucket/zoo"])
+    def test_an_address_that_nobody_can_read(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "gcsfs", None)  # as if it were not installed
+        with pytest.raises(DatasetError, match=rf"^{address}: fsspec cannot read such an address \(.+\), expected a"):
+            open_zoo(address)
 
     def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
