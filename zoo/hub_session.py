@@ -210,9 +210,13 @@ def _never_connected(error: BaseException | None) -> bool:
 def _retry_after(answer: HfHubHTTPError) -> float | None:
     """Seconds that the Hub asks to wait, by `Retry-After` (a number or a date) or its own `RateLimit` header."""
     value = answer.response.headers.get("Retry-After", "").strip()
-    if value.isdigit():
+    if re.fullmatch(r"\d+(\.\d+)?", value):
         return float(value)
-    if value:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        pass  # nothing, or nothing that can be understood
+    else:
+        return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", answer.response.headers.get("RateLimit", ""))
     return float(limit[1]) if limit else None

@@ -115,6 +115,9 @@ class TestRefusals:
         [
             ({"Retry-After": "7"}, [7.0, 7.0]),
             ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, [0.0, 0.0]),
+            ({"Retry-After": "1.5"}, [1.5, 1.5]),
+            ({"Retry-After": "Wed, 21 Oct 2015 07:28:00"}, [0.0, 0.0]),
+            ({"Retry-After": "soon"}, [1.0, 2.0]),
             ({"RateLimit": '"api";r=0;t=55'}, [55.0, 55.0]),
             ({}, [1.0, 2.0]),
         ],
