@@ -97,7 +97,7 @@ class _Collector:
             for number, run_id in enumerate(run_ids):
                 position, epoch = places.get(run_id, (NO_FILE, None if label == "best" else int(label)))
                 present = position != NO_FILE
-                values = metrics.at(number, label, epoch) if present else {}
+                values = metrics.at(number, epoch) if present else {}
                 row = {
                     **common[number],
                     "checkpoint_id": f"{run_id}-{label}",
@@ -177,7 +177,7 @@ class _Metrics:
             columns[column.name] = pa.ListArray.from_arrays(offsets, flat, mask=nothing)
         return pa.table(columns)
 
-    def at(self, row: int, label: str, epoch: int | None) -> dict[str, float | None]:
+    def at(self, row: int, epoch: int | None) -> dict[str, float | None]:
         """Return the metrics of one run's checkpoint; None where one was not measured."""
         if epoch is None:  # an imported "best", whose epoch nobody wrote down
             best = None if self._best is None else _known(self._best[row])
