@@ -1,13 +1,15 @@
 """The paper's tables on any zoo: predictors by accuracy threshold, components, and sizes of Transformer-NFN.
 
 A cell is one training. Its result is one file under OUT/cells, written whole when the training ends; a benchmark that
-starts again trains only the cells whose files are missing. Cells are independent and are dealt over a cluster.
+starts again trains only the cells whose files are missing. Cells are independent and are dealt over a cluster, whose
+workers read the dataset themselves and train only on the checkpoints that the files will name.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,14 @@ from typing import Any
 from tqdm import tqdm
 
 from zoo.cluster import Cluster, Failure, FailureKind, connect
-from zoo.errors import NFNError
+from zoo.errors import NFNError, ZooError
 from zoo.files import write
-from zoo.nfn.data import load_checkpoints, settle_components
+from zoo.nfn.data import WeightData, load_checkpoints, settle_components
 from zoo.nfn.fit import PAPER, Recipe
 from zoo.nfn.predictors import predictor_class, predictor_names
+from zoo.nfn.record import TrainingResult, read_record, require_same
 from zoo.nfn.report import Cell, write_report
-from zoo.nfn.train import Setting, TrainingResult, load_splits, train_on
+from zoo.nfn.train import Setting, split_for, train_on
 
 THRESHOLDS = (0.0, 0.2, 0.4, 0.6, 0.8)
 SIZES = ((3, 1), (5, 1), (10, 1), (3, 2), (10, 2))
@@ -60,10 +63,10 @@ def benchmark(
     """Train all cells that are not trained yet and write the tables.
 
     Args:
-        dataset: a dataset folder or Hub repository that every worker can read.
+        dataset: a dataset folder or Hub repository that every worker can read, a folder under the same path.
         task, epoch_label: which checkpoints take part; one a run.
         out: folder of the cells and tables. Cells of other checkpoints or settings are refused.
-        predictors: rows of the table by threshold; None for all.
+        predictors: rows of the table by threshold; None for all, () for no such table.
         thresholds: its columns, smallest test accuracies in [0, 1).
         components: rows of Transformer-NFN's table by components; None for every subset, () for no such table.
         sizes: rows (channels, layers) of its table of sizes; () for no such table.
@@ -82,7 +85,7 @@ def benchmark(
     """
     if seeds < 1:
         raise NFNError(f"seeds: found {seeds}, expected 1 or more")
-    names = [*(predictors or predictor_names())]
+    names = predictor_names() if predictors is None else [*predictors]
     subsets = _subsets(task) if components is None else [settle_components(task, subset) for subset in components]
     shared: dict[str, Any] = {
         "task": task,
@@ -97,7 +100,9 @@ def benchmark(
         for seed in range(seeds)
     ]
     out = Path(out)
-    digest = load_checkpoints(str(dataset), task, epoch_label, tuple(filters)).digest()
+    # Workers have working directories of their own.
+    source = str(Path(dataset).absolute() if Path(dataset).is_dir() else dataset)
+    digest = load_checkpoints(source, task, epoch_label, tuple(filters)).digest()
     settings = {cell_name(cell.setting): cell.setting for cell in cells}
     found = {name: _read_cell(out, name, _config(setting, digest)) for name, setting in settings.items()}
     results = {name: result for name, result in found.items() if result is not None}
@@ -106,7 +111,7 @@ def benchmark(
     if todo:
         cluster = connect(workers, address)
         try:
-            trained = _deal(cluster, str(dataset), todo, device)
+            trained = _deal(cluster, partial(_train_cell, source, digest, device=device), todo)
             for name, outcome in tqdm(trained, total=len(todo), desc="benchmark", unit="cell", disable=not progress):
                 if isinstance(outcome, str):
                     failed[name] = outcome
@@ -168,16 +173,15 @@ def _cell_file(out: Path, name: str) -> Path:
 
 def _read_cell(out: Path, name: str, config: dict[str, Any]) -> TrainingResult | None:
     path = _cell_file(out, name)
-    if not path.exists():
+    record = read_record(path, "remove it to train the cell again")
+    if record is None:
         return None
-    record = json.loads(path.read_text())
-    if record["config"] != json.loads(json.dumps(config)):
-        raise NFNError(f"{path}: trained on other checkpoints than {config['data']}; choose another folder")
+    require_same(path, record["config"], config)
     return TrainingResult(**record["result"])
 
 
 def _deal(
-    cluster: Cluster, dataset: str, todo: dict[str, Setting], device: str
+    cluster: Cluster, train_cell: Callable[[Setting], TrainingResult | str], todo: dict[str, Setting]
 ) -> Iterator[tuple[str, TrainingResult | str]]:
     """Keep all slots of the cluster busy; yield each cell's name with its result, or a line on why there is none."""
     waiting = list(todo)
@@ -185,7 +189,7 @@ def _deal(
     while waiting or running:
         while waiting and len(running) < cluster.slots:
             name = waiting.pop(0)
-            running[cluster.submit(_train_cell, dataset, todo[name], device)] = name
+            running[cluster.submit(train_cell, todo[name])] = name
         for task, outcome in cluster.wait(list(running), WAIT_SECONDS):
             name = running.pop(task)
             if isinstance(outcome, Failure) and outcome.kind == FailureKind.LOST_NODE:
@@ -196,9 +200,27 @@ def _deal(
                 yield name, outcome
 
 
-def _train_cell(dataset: str, setting: Setting, device: str) -> TrainingResult | str:
-    """Train one cell, in whatever process; an error of the settings comes back as its message."""
+def _train_cell(dataset: str, digest: str, setting: Setting, device: str) -> TrainingResult | str:
+    """Train one cell, in whatever process; an error of the settings or the data comes back as its message."""
     try:
-        return train_on(load_splits(dataset, setting), setting, device, progress=False)
-    except NFNError as error:
+        data = _cell_checkpoints(dataset, digest, setting.task, setting.epoch_label, setting.filters)
+        return train_on(split_for(setting, data), setting, device, progress=False)
+    except ZooError as error:
         return str(error)
+
+
+@lru_cache(maxsize=1)
+def _cell_checkpoints(dataset: str, digest: str, task: str, epoch_label: str, filters: tuple[str, ...]) -> WeightData:
+    """Read what the cells of a benchmark share, once in a process.
+
+    Raises:
+        NFNError: these are not the checkpoints of `digest`.
+    """
+    data = load_checkpoints(dataset, task, epoch_label, filters)
+    found = data.digest()
+    if found != digest:
+        raise NFNError(
+            f"{dataset}: found the checkpoints {found} where this cell is trained, expected {digest} as where the "
+            "benchmark was started; give all machines one dataset that does not change"
+        )
+    return data

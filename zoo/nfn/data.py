@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -137,17 +137,15 @@ def settle_components(task: str, components: Sequence[str] | None) -> tuple[str,
     return tuple(name for name in available if name in components)
 
 
-@lru_cache(maxsize=1)
 def load_checkpoints(dataset: str, task: str, epoch_label: str, filters: tuple[str, ...] = ()) -> WeightData:
-    """Read the checkpoints of one label that fulfil all filters from a dataset folder or repository; the last is kept.
+    """Read the checkpoints of one label that fulfil all filters from a dataset folder or repository.
 
     Raises:
         NFNError: there are none.
-        DatasetError: a filter that does not fit the columns.
+        DatasetError: a label that no checkpoint has, or a filter that does not fit the columns.
     """
     zoo = open_zoo(dataset)
-    # "in": an unknown label is told below.
-    conditions: list[str | Condition] = [("epoch_label", "in", [epoch_label]), *filters]
+    conditions: list[str | Condition] = [("epoch_label", "==", epoch_label), *filters]
     found = zoo.checkpoints(task, filters=conditions)
     if not len(found):
         labels = sorted(set(zoo.checkpoints(task).metadata["epoch_label"].to_pylist()))

@@ -13,7 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from zoo.files import write
-from zoo.nfn.train import FEW_TEST_CHECKPOINTS, Setting, TrainingResult
+from zoo.nfn.record import FEW_TEST_CHECKPOINTS, TrainingResult
+from zoo.nfn.train import Setting
 
 TITLES = {
     "threshold": "Kendall's tau by predictor and smallest test accuracy",

@@ -5,6 +5,7 @@ DIR/state.safetensors is the state after the last whole epoch; it goes when the 
 replaced atomically, and nothing that is read can hold code.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from zoo.files import write
 from zoo.nfn.data import WeightData
 from zoo.nfn.fit import FitState, predict_network
 from zoo.nfn.predictors import NetworkPredictor, TreePredictor, make_predictor
+from zoo.nfn.record import TrainingResult, read_record, require_same
 
-FORMAT = 1
+FORMAT = 2
+TRAIN_AGAIN = "train the predictor again, in an empty folder"
 TENSORS, CONFIG, STATE = "predictor.safetensors", "predictor.json", "state.safetensors"
 
 
@@ -51,8 +54,9 @@ def save_predictor(
 ) -> None:
     """Write a finished predictor; predictor.json comes last and makes it one."""
     state = predictor.state_dict() if isinstance(predictor, NetworkPredictor) else predictor.state()
-    write(out / TENSORS, save({name: tensor.cpu().contiguous() for name, tensor in state.items()}))
-    record = {"format": FORMAT, "config": config, "result": result}
+    content = save({name: tensor.cpu().contiguous() for name, tensor in state.items()})
+    write(out / TENSORS, content)
+    record = {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest(), "config": config, "result": result}
     write(out / CONFIG, (json.dumps(record, indent=1) + "\n").encode())
     (out / STATE).unlink(missing_ok=True)
 
@@ -64,35 +68,36 @@ def load_predictor(folder: str | Path, device: torch.device | str = "cpu") -> Sa
         NFNError: there is none, its files are damaged, or its tensors are not those of its configuration.
     """
     folder = Path(folder)
-    record = _read_record(folder)
+    record = _read_predictor(folder)
     if record is None:
         raise NFNError(f"{folder}: found no {CONFIG}, expected the folder of a trained predictor; see `zoo nfn train`")
     config = record["config"]
-    predictor = make_predictor(config["predictor"], config["task"], config["components"], **config["options"])
+    content = _read_tensors(folder, record)
     try:
-        state = load((folder / TENSORS).read_bytes())
+        predictor = make_predictor(config["predictor"], config["task"], config["components"], **config["options"])
+        state = load(content)
         if isinstance(predictor, NetworkPredictor):
             predictor.load_state_dict(state)
             predictor.to(device).eval()
         else:
             predictor.load_state(state)
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise NFNError(f"{folder / TENSORS}: does not fit {CONFIG} ({reason}); train the predictor again") from error
+        raise NFNError(f"{folder / TENSORS}: does not fit {CONFIG} ({reason}); {TRAIN_AGAIN}") from error
     return SavedPredictor(predictor, config, record["result"])
 
 
-def finished_result(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+def finished_result(out: Path, config: dict[str, Any]) -> TrainingResult | None:
     """Return the result of the predictor that `out` holds, None if it holds none.
 
     Raises:
-        NFNError: it was trained with another configuration or on other checkpoints.
+        NFNError: it was trained with another configuration or on other checkpoints, or is damaged.
     """
-    record = _read_record(out)
+    record = _read_predictor(out)
     if record is None:
         return None
-    _require_same(out / CONFIG, record["config"], config)
-    return record["result"]
+    require_same(out / CONFIG, record["config"], config)
+    return TrainingResult(**record["result"])
 
 
 def save_state(out: Path, config: dict[str, Any], state: FitState) -> None:
@@ -128,7 +133,7 @@ def load_state(out: Path, config: dict[str, Any]) -> FitState | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
         raise NFNError(f"{path}: damaged ({' '.join(str(error).split())}); remove it to start again") from error
-    _require_same(path, rest["config"], config)
+    require_same(path, rest["config"], config)
     moments: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _under("adam.", tensors).items():
         number, moment = name.split(".")
@@ -148,22 +153,22 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    path = folder / CONFIG
-    if not path.exists():
-        return None
+def _read_tensors(folder: Path, record: dict[str, Any]) -> bytes:
+    """Return the bytes of a predictor's tensors if they are those that were written: the libraries of trees may end the
+    process over damaged ones."""
+    path = folder / TENSORS
     try:
-        record = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise NFNError(f"{path}: not JSON ({error}); train the predictor again") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise NFNError(f"{path}: found no predictor of format {FORMAT}; train the predictor again")
+        content = path.read_bytes()
+    except OSError as error:
+        raise NFNError(f"{path}: cannot be read ({error.strerror}); {TRAIN_AGAIN}") from error
+    found, expected = hashlib.sha256(content).hexdigest(), record.get("sha256")
+    if found != expected:
+        raise NFNError(f"{path}: damaged: found SHA-256 {found}, expected {expected} as in {CONFIG}; {TRAIN_AGAIN}")
+    return content
+
+
+def _read_predictor(folder: Path) -> dict[str, Any] | None:
+    record = read_record(folder / CONFIG, TRAIN_AGAIN)
+    if record is not None and record.get("format") != FORMAT:
+        raise NFNError(f"{folder / CONFIG}: format: found {record.get('format')!r}, expected {FORMAT}; {TRAIN_AGAIN}")
     return record
-
-
-def _require_same(path: Path, found: dict[str, Any], config: dict[str, Any]) -> None:
-    expected = json.loads(json.dumps(config))
-    different = [name for name in expected if found.get(name) != expected[name]]
-    if different:
-        name = different[0]
-        raise NFNError(f"{path}: {name}: found {found.get(name)!r}, expected {expected[name]!r}; choose another folder")

@@ -12,13 +12,11 @@ import torch
 from tqdm import tqdm
 
 from zoo.errors import NFNError
-from zoo.nfn.data import Splits, load_checkpoints, settle_components, split
+from zoo.nfn.data import Splits, WeightData, load_checkpoints, settle_components, split
 from zoo.nfn.fit import PAPER, FitState, Recipe, fit_network, kendall_tau, predict_network, seeded
 from zoo.nfn.predictors import NetworkPredictor, Predictor, TreePredictor, make_predictor, predictor_class
+from zoo.nfn.record import TrainingResult
 from zoo.nfn.saved import finished_result, load_state, save_predictor, save_state
-
-FEW_TEST_CHECKPOINTS = 30
-"""Kendall's tau of a random ranking of so many has a standard deviation of 0.13."""
 
 
 @dataclass(frozen=True)
@@ -50,41 +48,6 @@ class Setting:
         object.__setattr__(self, "components", settle_components(self.task, self.components))
         if not 0 <= self.threshold < 1:
             raise NFNError(f"threshold: found {self.threshold!r}, expected a fraction in [0, 1)")
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """What came out of a training.
-
-    parameters: trained parameters. checkpoints: number of training, validation and test checkpoints. validation_tau,
-    test_tau: Kendall's tau-b of predicted and true accuracy. best_epoch: 1-based, None for trees. history: a record
-    an epoch (networks). seconds: of fitting. predictions: checkpoint_id, accuracy, predicted, of the test part.
-    """
-
-    parameters: int
-    checkpoints: dict[str, int]
-    validation_tau: float
-    test_tau: float
-    best_epoch: int | None
-    seconds: float
-    history: list[dict[str, float]]
-    predictions: list[dict[str, Any]]
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether one value is predicted for all, which ranks nothing: tau is undefined, and 0 here."""
-        return len({row["predicted"] for row in self.predictions}) == 1
-
-    def doubts(self) -> list[str]:
-        """Return why its tau says little, a line a reason."""
-        lines = []
-        if self.is_constant:
-            lines.append(
-                "predicts one value for all, tau is undefined and given as 0: too few checkpoints to learn from"
-            )
-        if self.checkpoints["test"] < FEW_TEST_CHECKPOINTS:
-            lines.append(f"{self.checkpoints['test']} test checkpoints: Kendall's tau is noisy")
-        return lines
 
 
 def train(
@@ -139,7 +102,11 @@ def train(
 
 def load_splits(dataset: str | Path, setting: Setting) -> Splits:
     """Read, filter and split the checkpoints that a setting asks for."""
-    data = load_checkpoints(str(dataset), setting.task, setting.epoch_label, setting.filters)
+    return split_for(setting, load_checkpoints(str(dataset), setting.task, setting.epoch_label, setting.filters))
+
+
+def split_for(setting: Setting, data: WeightData) -> Splits:
+    """Split the checkpoints of a setting's label and filters, without those below its threshold."""
     splits = split(data.at_least(setting.threshold), setting.seed if setting.resplit else None)
     splits.require_rankable()
     return splits
@@ -152,7 +119,7 @@ def train_on(
     config = asdict(setting) | {"data": [part.digest() for part in (splits.train, splits.validation, splits.test)]}
     finished = None if out is None else finished_result(out, config)
     if finished is not None:
-        return TrainingResult(**finished)
+        return finished
     with seeded("nfn-init", setting.seed):
         predictor = make_predictor(setting.predictor, setting.task, setting.components, **setting.options)
     if isinstance(predictor, NetworkPredictor):

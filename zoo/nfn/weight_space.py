@@ -121,7 +121,7 @@ def join_columns(matrices: Tensor) -> Tensor:
 class GroupElement:
     """An element of the group, or a stack of them over leading dimensions that broadcast with those of the weights.
 
-    heads: int64 [..., H], place i gets head heads[i]. m: [..., H, K, K] and n: [..., H, V, V], invertible, one per head.
+    heads: int64 [..., H], place i gets head heads[i]. m: [..., H, K, K] and n: [..., H, V, V], invertible, one a head.
     out: int64 [..., D] and hidden: int64 [..., A], the column j of `x P` is column out[j] of x.
     """
 

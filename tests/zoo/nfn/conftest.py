@@ -55,3 +55,13 @@ def make_data(task: str, count: int, seed: int = 0) -> WeightData:
 def readable() -> Splits:
     """120 MNIST checkpoints of `make_data`, split 84 / 18 / 18."""
     return split(make_data("mnist", 120), resplit_seed=0)
+
+
+DAMAGED_RECORDS = [
+    (b'{"config": {', "found no JSON .*, expected the record of a training"),
+    (b"\xff\xfe{}", "found no JSON .*, expected the record of a training"),
+    (b"[1]", "found no config, expected the record of a training"),
+    (b'{"config": {}, "result": 1}', "found no result, expected the record of a training"),
+    (b'{"config": {}, "result": {"tau": 1}}', "result: found tau, expected parameters, checkpoints, .*, predictions"),
+]
+"""What a torn or an old record may hold, and what is said of it."""

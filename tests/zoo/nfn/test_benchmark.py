@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import DAMAGED_RECORDS, make_data
 
 from zoo.errors import NFNError
 from zoo.nfn import benchmark as module
 from zoo.nfn.benchmark import BenchmarkResult, benchmark
+from zoo.nfn.data import load_checkpoints
 from zoo.nfn.fit import Recipe
+from zoo.nfn.record import TrainingResult
 from zoo.nfn.report import Cell, write_report
-from zoo.nfn.train import Setting, TrainingResult
+from zoo.nfn.train import Setting
 
 ARGUMENTS: dict[str, Any] = {
     "task": "mnist",
@@ -29,6 +32,11 @@ ARGUMENTS: dict[str, Any] = {
     "device": "cpu",
     "progress": False,
 }
+
+
+def some_result() -> TrainingResult:
+    predictions = [{"checkpoint_id": str(row), "accuracy": row / 2, "predicted": row / 2} for row in range(2)]
+    return TrainingResult(1, {"train": 9, "validation": 9, "test": 2}, 0.5, 0.5, None, 0.0, [], predictions)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +109,9 @@ def test_only_missing_cells_are_trained(
     trained = []
     train = module._train_cell
 
-    def counted(dataset: str, setting: Any, device: str) -> Any:
+    def counted(dataset: str, digest: str, setting: Any, device: str) -> Any:
         trained.append(setting)
-        return train(dataset, setting, device)
+        return train(dataset, digest, setting, device)
 
     monkeypatch.setattr(module, "_train_cell", counted)
     lost = next(path for path in sorted((out / "cells").iterdir()) if path.name.startswith("hyperparameters"))
@@ -126,9 +134,53 @@ def test_cells_of_other_checkpoints_are_refused(small_zoo: Path, finished: tuple
     record = json.loads(content)
     record["config"]["data"] = "0" * 16
     path.write_text(json.dumps(record))
-    with pytest.raises(NFNError, match=re.escape(f"{path.name}: trained on other checkpoints")):
+    with pytest.raises(NFNError, match=re.escape(f"{path.name}: data: found '{'0' * 16}', expected")):
         benchmark(small_zoo, out=out, **ARGUMENTS)
     path.write_text(content)
+
+
+@pytest.mark.parametrize(("content", "message"), DAMAGED_RECORDS)
+def test_a_damaged_cell_is_refused(
+    small_zoo: Path, finished: tuple[Path, BenchmarkResult], content: bytes, message: str
+):
+    out, _ = finished
+    path = next(iter(sorted((out / "cells").iterdir())))
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    with pytest.raises(NFNError, match=f"{re.escape(path.name)}: {message}; remove it to train the cell again"):
+        benchmark(small_zoo, out=out, **ARGUMENTS)
+    path.write_bytes(whole)
+
+
+def test_workers_get_an_absolute_folder_and_what_the_driver_saw(
+    small_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def instead(dataset: str, digest: str, setting: Setting, device: str) -> TrainingResult:
+        asked.append((dataset, digest))
+        return some_result()
+
+    monkeypatch.setattr(module, "_train_cell", instead)
+    monkeypatch.chdir(small_zoo.parent)
+    benchmark(small_zoo.name, out=tmp_path, **(ARGUMENTS | {"seeds": 1}))
+    assert set(asked) == {(str(small_zoo), load_checkpoints(str(small_zoo), "mnist", "best").digest())}
+
+
+def test_a_cell_is_trained_on_nothing_but_what_the_driver_saw(monkeypatch: pytest.MonkeyPatch):
+    """Also in a process that has read another dataset under the same name."""
+    before, after = (make_data("mnist", 60, seed) for seed in (0, 1))
+    present = [before]
+    monkeypatch.setattr(module, "load_checkpoints", lambda *_: present[0])
+    recipe = Recipe(epochs=1, warmup_epochs=0)
+    setting = Setting("mnist", "best", "statnn", components=("classifier",), resplit=True, recipe=recipe)
+    first = module._train_cell("zoo", before.digest(), setting, "cpu")
+    present[0] = after
+    second = module._train_cell("zoo", after.digest(), setting, "cpu")
+    assert isinstance(first, TrainingResult) and isinstance(second, TrainingResult)
+    assert [row["accuracy"] for row in first.predictions] != [row["accuracy"] for row in second.predictions]
+    message = module._train_cell("zoo", before.digest(), setting, "cpu")
+    assert message.startswith(f"zoo: found the checkpoints {after.digest()} where this cell is trained, expected")
 
 
 def test_cells_are_dealt_over_ray(small_zoo: Path, tmp_path: Path, ray_address: str):
@@ -154,16 +206,21 @@ def test_wrong_settings_are_refused_before_any_training(small_zoo: Path, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_no_predictors_make_no_table_by_threshold(small_zoo: Path, tmp_path: Path):
+    changes = {"predictors": (), "sizes": [(2, 1)], "components": (), "seeds": 1}
+    result = benchmark(small_zoo, out=tmp_path, **(ARGUMENTS | changes))
+    assert [row["table"] for row in result.rows] == ["size"]
+
+
 @pytest.mark.parametrize("resplit", [False, True])
 def test_what_no_seed_changes_is_trained_once(
     resplit: bool, small_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     trained = []
 
-    def instead(dataset: str, setting: Setting, device: str) -> TrainingResult:
+    def instead(dataset: str, digest: str, setting: Setting, device: str) -> TrainingResult:
         trained.append((setting.predictor, setting.seed))
-        predictions = [{"checkpoint_id": str(row), "accuracy": row / 2, "predicted": row / 2} for row in range(2)]
-        return TrainingResult(1, {"train": 9, "validation": 9, "test": 2}, 0.5, 0.5, None, 0.0, [], predictions)
+        return some_result()
 
     monkeypatch.setattr(module, "_train_cell", instead)
     names = ["xgboost", "lightgbm", "random-forest"]

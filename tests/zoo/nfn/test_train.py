@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import make_data
+from conftest import DAMAGED_RECORDS, make_data
 from safetensors.torch import save_file
 from tqdm import tqdm
 
@@ -21,11 +22,13 @@ from zoo.nfn.data import Splits, WeightData, load_checkpoints, split
 from zoo.nfn.fit import FitState, Recipe, fit_network, kendall_tau, seeded
 from zoo.nfn.predict import predict, rank
 from zoo.nfn.predictors import NetworkPredictor, make_predictor
+from zoo.nfn.record import TrainingResult
 from zoo.nfn.saved import CONFIG, STATE, TENSORS, load_predictor
-from zoo.nfn.train import Setting, TrainingResult, load_splits, train, train_on
+from zoo.nfn.train import Setting, load_splits, train, train_on
 
 SHORT = Recipe(epochs=4, warmup_epochs=1)
 CPU = torch.device("cpu")
+TREES = ("xgboost", "lightgbm", "random-forest")
 STATNN = Setting(task="mnist", epoch_label="best", predictor="statnn", recipe=SHORT, seed=3)
 
 
@@ -252,11 +255,41 @@ class TestSaved:
         train_on(readable, STATNN, "cpu", tmp_path, progress=False)
         with pytest.raises(NFNError, match="task: found checkpoints of ag_news, expected mnist"):
             load_predictor(tmp_path).predict(make_data("ag_news", 4))
-        (tmp_path / TENSORS).write_bytes((tmp_path / TENSORS).read_bytes()[:-8])
-        with pytest.raises(NFNError, match=r"predictor.safetensors: does not fit predictor.json"):
+        record = json.loads((tmp_path / CONFIG).read_text())
+        for change in ({"predictor": "mlp"}, {"components": ["encoder"]}, {"options": None}):
+            (tmp_path / CONFIG).write_text(json.dumps(record | {"config": record["config"] | change}))
+            with pytest.raises(NFNError, match=r"predictor.safetensors: does not fit predictor.json .*; train the pr"):
+                load_predictor(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps(record))
+        (tmp_path / TENSORS).unlink()
+        with pytest.raises(NFNError, match=r"predictor.safetensors: cannot be read \(No such file or directory\)"):
             load_predictor(tmp_path)
-        (tmp_path / CONFIG).write_text(json.dumps({"format": 0}))
-        with pytest.raises(NFNError, match=r"found no predictor of format 1"):
+
+    @pytest.mark.parametrize("name", ["statnn", *TREES])
+    @pytest.mark.parametrize("cut", [False, True])
+    def test_damaged_tensors_are_refused(self, readable: Splits, tmp_path: Path, name: str, cut: bool) -> None:
+        """Before a library of trees sees them: some end the process over a wrong byte."""
+        setting = replace(STATNN, predictor=name, components=("classifier",))
+        train_on(readable, setting, "cpu", tmp_path, progress=False)
+        content = bytearray((tmp_path / TENSORS).read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        (tmp_path / TENSORS).write_bytes(content[:-8] if cut else content)
+        with pytest.raises(NFNError, match=r"predictor.safetensors: damaged: found SHA-256 .*; train the predictor ag"):
+            load_predictor(tmp_path)
+
+    @pytest.mark.parametrize(("content", "message"), DAMAGED_RECORDS)
+    def test_a_damaged_record_is_refused(self, readable: Splits, tmp_path: Path, content: bytes, message: str) -> None:
+        (tmp_path / CONFIG).write_bytes(content)
+        for read in (lambda: load_predictor(tmp_path), lambda: train_on(readable, STATNN, "cpu", tmp_path)):
+            with pytest.raises(NFNError, match=f"predictor.json: {message}; train the predictor again") as caught:
+                read()
+            assert "\n" not in str(caught.value)
+
+    def test_a_predictor_of_another_format_is_refused(self, readable: Splits, tmp_path: Path) -> None:
+        train_on(readable, STATNN, "cpu", tmp_path, progress=False)
+        record = json.loads((tmp_path / CONFIG).read_text())
+        (tmp_path / CONFIG).write_text(json.dumps(record | {"format": 1}))
+        with pytest.raises(NFNError, match=r"predictor.json: format: found 1, expected 2; train the predictor again"):
             load_predictor(tmp_path)
 
 
@@ -324,7 +357,7 @@ class TestPredict:
             NFNError, match=r"other.safetensors: embedding.conv1.weight: found \(3,\), expected \(32, 1"
         ):
             predict(folder, checkpoints=[other])
-        with pytest.raises(NFNError, match=r"epoch_label: found no checkpoint of '75' in .*, expected labels 0, 2, b"):
+        with pytest.raises(ZooError, match=r"epoch_label: found '75', which no row has, expected one of 0, 2, best"):
             predict(folder, dataset=small_zoo, epoch_label="75")
 
 
@@ -345,6 +378,13 @@ class TestZoo:
         assert sum(result.checkpoints.values()) == 48
         assert result.parameters == 1_812_181
         assert load_predictor(tmp_path).config["epoch_label"] == "best"
+
+    def test_a_dataset_that_was_built_anew_is_read_anew(self, small_zoo: Path, tmp_path: Path) -> None:
+        shutil.copytree(small_zoo, tmp_path / "zoo")
+        assert len(load_checkpoints(str(tmp_path / "zoo"), "mnist", "best")) == 48
+        shutil.rmtree(tmp_path / "zoo")
+        with pytest.raises(ZooError, match="found no such folder"):
+            load_checkpoints(str(tmp_path / "zoo"), "mnist", "best")
 
     def test_pinned_splits_stay_and_new_ones_follow_the_seed(self, small_zoo: Path) -> None:
         data = load_checkpoints(str(small_zoo), "mnist", "best")
