@@ -4,6 +4,7 @@ Credentials, region and endpoint come from where boto3 looks for them (AWS_* var
 machine for itself; nothing of them is kept here. Single requests are whole or absent, so no temporary names are needed.
 """
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -56,17 +57,17 @@ class ObjectStorage:
         )
 
     def read(self, name: str) -> bytes:
-        return self._files.cat_file(self._key(name))
+        return self._call("cat_file", self._key(name))
 
     def write(self, name: str, content: bytes) -> None:
-        self._files.pipe_file(self._key(name), content)
+        self._call("pipe_file", self._key(name), content)
 
     write_hint = write
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
         for _ in range(CONFLICTS):
             try:
-                self._files.pipe_file(self._key(name), content, mode="create")
+                self._call("pipe_file", self._key(name), content, mode="create")
             except OSError as error:
                 code = _error_code(error)
                 if code == "PreconditionFailed":
@@ -82,37 +83,44 @@ class ObjectStorage:
         """There are no folders."""
 
     def exists(self, name: str) -> bool:
-        return self._files.exists(self._key(name))
+        return self._call("exists", self._key(name))
 
     def children(self, folder: str) -> list[str]:
+        key = self._key(folder)
         try:
-            paths = self._files.ls(self._key(folder), detail=False)
+            paths = self._call("ls", key, detail=False)
         except FileNotFoundError:
             return []
-        names = (path.rstrip("/").rpartition("/")[2] for path in paths)
+        # Web consoles make a folder as an empty object of its name, which is listed in itself.
+        names = (path.rstrip("/").rpartition("/")[2] for path in paths if path.rstrip("/") != key)
         return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
     def walk(self, folder: str) -> dict[str, Entry]:
-        found = self._files.find(self._key(folder), detail=True)
-        start = len(self._path) + 1
-        return {path[start:]: Entry(entry["size"], entry["LastModified"].timestamp()) for path, entry in found.items()}
+        found = self._find(folder)
+        return {name: Entry(entry["size"], entry["LastModified"].timestamp()) for name, entry in found.items()}
 
     def remove(self, name: str) -> None:
         bucket, _, key = self._key(name).partition("/")
-        self._files.call_s3("delete_object", Bucket=bucket, Key=key)
+        self._call("call_s3", "delete_object", Bucket=bucket, Key=key)
 
     def remove_folder(self, folder: str) -> None:
         for name in self.walk(folder):
             self.remove(name)
 
     def local_folder(self, folder: str) -> Path:
-        """Fetch what is not in the user's cache yet; for folders whose files never change."""
+        """Fetch what is not in the user's cache yet.
+
+        The cache is $XDG_CACHE_HOME/small-transformer-zoo/objects (~/.cache where that is not set), a folder for each
+        URL and state of what lies there, so that nothing old is found after a change. It can be deleted at any time.
+        """
+        found = self._find(folder)
+        state = [self.root, folder, *(f"{name} {entry['ETag']}" for name, entry in sorted(found.items()))]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "small-transformer-zoo" / "objects"
-        target = cache / hashlib.sha256(self.root.encode()).hexdigest()[:16] / folder
+        target = cache / hashlib.sha256("\n".join(state).encode()).hexdigest()[:16]
         target.mkdir(parents=True, exist_ok=True)
-        for name, entry in self.walk(folder).items():
+        for name, entry in found.items():
             path = target / name.removeprefix(f"{folder}/")
-            if not path.is_file() or path.stat().st_size != entry.size:
+            if not path.is_file() or path.stat().st_size != entry["size"]:
                 temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
                 temporary.write_bytes(self.read(name))
                 temporary.rename(path)
@@ -124,7 +132,24 @@ class ObjectStorage:
     def _key(self, name: str) -> str:
         return f"{self._path}/{name}".rstrip("/")
 
+    def _find(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Return all objects below a folder by name, with S3's own fields; without those that stand for folders."""
+        found = self._call("find", self._key(folder), detail=True)
+        start = len(self._path) + 1
+        return {path[start:]: entry for path, entry in found.items() if not entry["Key"].endswith("/")}
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call s3fs; a lost network is an OSError as on disk, so that whoever asked can try again."""
+        from aiohttp import ClientError
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return getattr(self._files, method)(*arguments, **options)
+        except (BotoCoreError, ClientError) as error:
+            raise OSError(errno.EIO, " ".join(str(error).split())) from error
+
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's own code of an error that s3fs has translated."""
-    return getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
+    """Return S3's own code of an error that s3fs has translated; None for one without an answer of S3."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    return answer.get("Error", {}).get("Code")

@@ -1,8 +1,11 @@
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError
+from botocore.exceptions import ConnectionClosedError, EndpointConnectionError
 from loopback_s3 import BUCKET, Fault, LoopbackS3, loopback_s3
 from sweep_tools import assert_undisturbed, block, rows, tiny
 
@@ -133,6 +136,79 @@ def test_slow_answers_cost_time_only(url: str, s3: LoopbackS3, digits_dir: Path,
     assert_undisturbed(url, expected)
 
 
+class Client:
+    """Stands for s3fs, and fails where `fault` says so of a method and its first argument."""
+
+    def __init__(self, files: Any, fault: Callable[[str, str], Exception | None]) -> None:
+        self._real, self._fault = files, fault
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            error = self._fault(method, arguments[0])
+            if error is not None:
+                raise error
+            return getattr(self._real, method)(*arguments, **options)
+
+        return call
+
+
+def lose_network(monkeypatch: pytest.MonkeyPatch, fault: Callable[[str, str], Exception | None]) -> None:
+    files = ObjectStorage._files
+    monkeypatch.setattr(ObjectStorage, "_files", property(lambda self: Client(files.fget(self), fault)))
+
+
+LOST = EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
+
+
+@pytest.mark.parametrize("error", [LOST, ConnectionClosedError(endpoint_url="http://[::1]"), ClientPayloadError("cut")])
+def test_a_lost_network_is_an_error_of_the_storage(error: Exception, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = ObjectStorage(url)
+    lose_network(monkeypatch, lambda method, key: error)
+    for call in (
+        lambda: storage.read("a"),
+        lambda: storage.write("a", b""),
+        lambda: storage.put_if_absent("a", b""),
+        lambda: storage.exists("a"),
+        lambda: storage.children(""),
+        lambda: storage.walk(""),
+        lambda: storage.remove("a"),
+        lambda: storage.local_folder("a"),
+    ):
+        with pytest.raises(OSError, match=r"Could not connect|Connection was closed|cut") as caught:
+            call()
+        assert caught.value.errno == errno.EIO
+
+
+def test_a_population_outlives_a_network_that_is_lost_for_a_while(
+    url: str, digits_dir: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([LOST, LOST])
+    lose_network(monkeypatch, lambda method, key: next(errors, None) if "metrics.parquet" in key else None)
+    summary = run(url, digits_dir)
+    assert (summary.trained, summary.quarantined) == (2, {})
+    assert_undisturbed(url, expected)
+
+
+def test_a_network_that_is_lost_for_good_ends_the_sweep_on_one_line(
+    url: str, digits_dir: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+
+    def from_the_second_seal_on(method: str, key: str) -> Exception | None:
+        lost.extend([key] if method == "pipe_file" and "/commits/" in key else [])
+        return LOST if len(lost) > 1 else None
+
+    with monkeypatch.context() as patch:
+        lose_network(patch, from_the_second_seal_on)
+        with pytest.raises(StoreError, match=rf"^{url}: .*Could not connect to the endpoint URL") as caught:
+            run(url, digits_dir)
+    assert "\n" not in str(caught.value)
+    # The sign of the attempt that was cut off could not be taken away, and its process, this one, lives.
+    monkeypatch.setattr("zoo.driver.Driver._is_taken", lambda self, population: False)
+    assert run(url, digits_dir).trained == 1
+    assert_undisturbed(url, expected)
+
+
 def test_a_zombie_loses_against_the_seal(
     url: str, digits_dir: Path, expected: dict[str, Any], monkeypatch: Any
 ) -> None:
@@ -188,6 +264,25 @@ def test_fetched_files_are_the_sealed_ones(url: str, digits_dir: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == sorted(commit.files)
     (folder / "best.safetensors").write_bytes(b"torn")
     assert rows(url)  # fetched again, as the size is another one
+
+
+def test_a_folder_that_was_written_anew_is_fetched_anew(url: str) -> None:
+    storage = ObjectStorage(url)
+    for content in (b"one", b"two"):
+        storage.write("a/file", content)
+        assert (storage.local_folder("a") / "file").read_bytes() == content
+
+
+def test_a_prefix_and_a_folder_that_a_web_console_has_made_may_be_used(
+    url: str, digits_dir: Path, expected: dict[str, Any]
+) -> None:
+    """They are empty objects whose names end with a slash."""
+    storage = ObjectStorage(url)
+    for name in ("", "commits/"):
+        storage._files.call_s3("put_object", Bucket=BUCKET, Key=f"{url.rpartition('/')[2]}/{name}", Body=b"")
+    assert (storage.children(""), storage.children("commits"), storage.walk("")) == (["commits"], [], {})
+    run(url, digits_dir)
+    assert_undisturbed(url, expected)
 
 
 def test_a_storage_that_ignores_conditions_is_refused(url: str, digits_dir: Path, monkeypatch: Any) -> None:
