@@ -108,12 +108,14 @@ def import_release(source: Path | str, task: str, out: Path | str, *, progress: 
     Raises:
         ReleaseError: the archive is unsafe, is no release, has nothing to import, or is not the one of which `out`
             holds a part.
+        StoreError: `out` cannot be used, or holds something else.
     """
     store = Store(out)
     with ReleaseArchive(Path(source), task) as archive:
         table = read_table(archive.read_metadata(), task, f"{source}: {archive.metadata.name}")
         checkpoints, findings = _match(archive, table)
         plan = _make_plan(source, checkpoints, table, findings)
+        store.check("--out")
         _settle_plan(store, plan)
         by_run: Released = defaultdict(dict)
         for checkpoint in checkpoints:

@@ -1,4 +1,4 @@
-"""Mends a sweep directory so that the next `generate` redoes exactly what is damaged. Says first, does on request.
+"""Mends a sweep directory so that the command that made it redoes exactly what is damaged. Says first, does on request.
 
 A damaged population loses its commit, which moves to removed/; its files stay. Left-overs of dead attempts are removed
 only where that is asked for.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zoo.storage import TEMPORARY_PREFIX, Entry
 from zoo.store import STATE_FOLDER, Store
-from zoo.verify_sweep import Problem, find_problems
+from zoo.verify_sweep import Problem, command_of, find_problems
 
 ORPHAN_SECONDS = 3600.0
 """What has changed within this time may belong to somebody at work, and is no left-over."""
@@ -37,6 +37,7 @@ class Repair:
     states: damaged states, to be deleted.
     orphans: left-overs, deleted only on request.
     beyond: problems that no repair can mend: plans, foreign files, data.
+    command: of the command line, that makes damaged populations again.
     """
 
     sweep: str
@@ -46,6 +47,7 @@ class Repair:
     beyond: list[str]
     applied: bool
     orphans_removed: bool
+    command: str
 
     def text(self) -> str:
         """Return what was done, or would be, a line each."""
@@ -53,7 +55,7 @@ class Repair:
         lines = []
         for population, problems in self.damaged.items():
             lines += problems
-            lines.append(f"{moves}: commits/{population}.json to removed/; `zoo generate` trains the population again")
+            lines.append(f"{moves}: commits/{population}.json to removed/; `{self.command}` makes the population again")
         lines += [f"{deletes}: {name} (damaged state)" for name in self.states]
         kept = "deleted" if self.orphans_removed else "left over (--orphans --apply deletes it)"
         lines += [f"{kept}: {orphan}" for orphan in self.orphans]
@@ -87,6 +89,7 @@ def repair_sweep(
         elif problem.name != "commits":  # an unfinished sweep is not damaged
             beyond.append(str(problem))
     found = find_orphans(store, set(damaged), orphan_seconds)
+    command = command_of(store.plans()[0]) if damaged else ""  # damage is only found where plans can be read
     if apply:
         for population in damaged:
             store.unseal(population)
@@ -96,7 +99,7 @@ def repair_sweep(
             for orphan in found:
                 store.storage.remove_folder(orphan.name)
                 store.storage.remove(orphan.name)
-    return Repair(str(store.root), dict(damaged), states, found, beyond, apply, apply and orphans)
+    return Repair(str(store.root), dict(damaged), states, found, beyond, apply, apply and orphans, command)
 
 
 def find_orphans(store: Store, damaged: set[str], orphan_seconds: float = ORPHAN_SECONDS) -> list[Orphan]:

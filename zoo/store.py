@@ -120,8 +120,11 @@ class Store:
         """The folder or URL, as messages call it."""
         return self.storage.root
 
-    def check(self) -> None:
+    def check(self, option: str = "--sweep-dir") -> None:
         """Try whether the storage keeps the one promise that sealing needs: of two puts of a name, one wins.
+
+        Args:
+            option: of the command line, that names the directory.
 
         Raises:
             StoreError: it does not, nothing can be written there, or what lies there is no sweep.
@@ -130,8 +133,7 @@ class Store:
         if foreign and not self.has_plan():
             found = ", ".join(sorted(foreign)[:3]) + " and more" * (len(foreign) > 3)
             raise StoreError(
-                f"{self.root}: found {found}, expected a sweep directory or a new or empty folder; "
-                f"use another --sweep-dir"
+                f"{self.root}: found {found}, expected a sweep directory or a new or empty folder; use another {option}"
             )
         name = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
         try:
@@ -141,12 +143,12 @@ class Store:
         except OSError as error:
             raise StoreError(
                 f"{self.root}: cannot be written ({error.strerror or error}), expected a folder with hard links; "
-                f"use another --sweep-dir"
+                f"use another {option}"
             ) from error
         if (answers, kept) != ([True, False], b"first"):
             raise StoreError(
                 f"{self.root}: a second conditional write replaced the first, expected a storage that refuses it "
-                f"(If-None-Match); use another --sweep-dir"
+                f"(If-None-Match); use another {option}"
             )
 
     # Plans
@@ -220,7 +222,7 @@ class Store:
         return won
 
     def unseal(self, population: str) -> None:
-        """Take a commit out of the sweep, into removed/; the next `generate` trains the population again."""
+        """Take a commit out of the sweep, into removed/; the same command as before makes the population again."""
         name = _commit_name(population)
         self.storage.write(f"removed/{new_attempt()}-{population}.json", self.storage.read(name))
         self.storage.remove(name)

@@ -20,6 +20,7 @@ from zoo.errors import StoreError, ZooError
 from zoo.plan import Plan, Population
 from zoo.stacked import CHECKPOINT_FORMAT, safetensors_header
 from zoo.store import (
+    FOLDERS,
     METRICS_FILE,
     SIGN_FILE,
     STATE_FOLDER,
@@ -31,7 +32,6 @@ from zoo.store import (
     state_is_whole,
 )
 
-FOLDERS = ("commits", "data", "plans", "populations", "quarantine", "removed")
 DATA_FILES = (EMBEDDING, RECORD, VOCABULARY)
 
 
@@ -73,8 +73,13 @@ def find_problems(store: Store) -> list[Problem]:
     missing = populations.keys() - sealed
     if missing:
         found = f"found {len(populations) - len(missing)} of {len(populations)} populations"
-        problems.append(Problem("commits", f"{found}, expected all of the plan; run `zoo generate` again"))
+        problems.append(Problem("commits", f"{found}, expected all of the plan; run `{command_of(plans[0])}` again"))
     return [*problems, *_check_states(store, sealed), *_check_quarantine(store, set(populations))]
+
+
+def command_of(plan: Plan) -> str:
+    """Return the command that makes the populations of a plan, and makes again what is missing."""
+    return "zoo import-release" if plan.origin == "imported" else "zoo generate"
 
 
 def _check_plans(store: Store, plans: list[Plan]) -> Iterator[Problem]:
@@ -94,7 +99,7 @@ def _check_plans(store: Store, plans: list[Plan]) -> Iterator[Problem]:
 def _find_foreign(store: Store, planned: dict[str, tuple[Population, Plan]]) -> Iterator[Problem]:
     for name in store.storage.children(""):
         if name not in FOLDERS:
-            yield Problem(name, f"foreign, expected {', '.join(FOLDERS)} only")
+            yield Problem(name, f"foreign, expected {', '.join(sorted(FOLDERS))} only")
     for name in store.storage.children("commits"):
         if name.removesuffix(".json") not in planned or not name.endswith(".json"):
             population = name.removesuffix(".json") if name.endswith(".json") else None
@@ -236,7 +241,11 @@ def _check_states(store: Store, sealed: set[str]) -> Iterator[Problem]:
     for id_ in store.begun():
         if id_ not in sealed:
             for name in store.states(id_):
-                if not state_is_whole(name, store.read(id_, STATE_FOLDER, name)):
+                try:
+                    content = store.read(id_, STATE_FOLDER, name)
+                except FileNotFoundError:
+                    continue  # the attempt has saved a newer one since, or sealed its population
+                if not state_is_whole(name, content):
                     yield Problem(f"populations/{id_}/{STATE_FOLDER}/{name}", "damaged; nobody will continue from it")
 
 
@@ -248,5 +257,7 @@ def _check_quarantine(store: Store, planned: set[str]) -> Iterator[Problem]:
             continue
         try:
             store.quarantined_error(id_)
+        except FileNotFoundError:
+            continue  # a driver has taken it up again since
         except StoreError as error:
             yield Problem(f"quarantine/{name}", str(error))

@@ -15,9 +15,10 @@ from torch import Tensor
 from generators.architecture import SmallTransformer
 from zoo.builder import build
 from zoo.dataset import open_zoo
-from zoo.errors import ReleaseError
+from zoo.errors import ReleaseError, StoreError
 from zoo.release import import_release
 from zoo.release_archive import ReleaseArchive
+from zoo.repair import repair_sweep
 from zoo.store import Store
 from zoo.verify_sweep import verify_sweep
 
@@ -345,3 +346,23 @@ def test_a_directory_of_another_release_is_left_alone(
     with pytest.raises(ReleaseError, match="found the plan of another sweep or release"):
         run_import(three_populations, tmp_path)
     assert len(Store(tmp_path / "sweep").plans()) == 1
+
+
+def test_a_folder_of_something_else_is_left_alone(release: Release, tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"found notes\.txt, expected a sweep directory .*; use another --out$"):
+        run_import(release, tmp_path)
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["notes.txt"]
+
+
+def test_verify_and_repair_name_the_command_that_imports_again(release: Release, tmp_path: Path) -> None:
+    _, store = run_import(release, tmp_path)
+    (commit,) = store.commits()
+    store.storage.remove(f"populations/{commit.population}/{commit.attempt}/best.safetensors")
+    line = f"moved: commits/{commit.population}.json to removed/; `zoo import-release` makes the population again"
+    assert line in repair_sweep(store.root, apply=True).text().splitlines()
+    [problem] = verify_sweep(store.root)
+    assert problem.endswith("found 0 of 1 populations, expected all of the plan; run `zoo import-release` again")
+    run_import(release, tmp_path)
+    assert verify_sweep(store.root) == []

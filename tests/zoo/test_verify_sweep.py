@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 from sweep_tools import assert_undisturbed, tiny
 
 from zoo import repair
+from zoo.files import LocalStorage
 from zoo.repair import repair_sweep
 from zoo.signs import Sign
 from zoo.store import FileRecord, Store
@@ -313,3 +314,25 @@ def test_a_broken_plan_is_beyond_repair(sweep: Path) -> None:
     report = repair_sweep(sweep, apply=True, orphans=True, orphan_seconds=0)
     assert "cannot be repaired: plans: " in report.text()
     assert files_of(sweep) == before
+
+
+def test_what_goes_away_while_a_running_sweep_is_read_is_no_problem(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer state replaces an older one, and a driver that starts takes populations out of quarantine."""
+    store = Store(tmp_path / "s")
+    store.add_plan(Store(undisturbed).plans()[0], 0)
+    population = store.todo()[0].id
+    store.save_state(population, 2, b"state")
+    store.quarantine(population, "error: poison")
+    children = LocalStorage.children
+
+    def then_gone(self: LocalStorage, folder: str) -> list[str]:
+        names = children(self, folder)
+        if folder == "quarantine" or folder.endswith("/state"):
+            self.remove_folder(folder)
+        return names
+
+    monkeypatch.setattr(LocalStorage, "children", then_gone)
+    found = ["commits: found 0 of 2 populations, expected all of the plan; run `zoo generate` again"]
+    assert [p for p in verify_sweep(store.root) if not p.startswith("data/record.json: missing")] == found
