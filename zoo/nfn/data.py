@@ -20,10 +20,7 @@ from generators.streams import permutation, stream_key
 from zoo.dataset import Checkpoints, open_zoo
 from zoo.errors import NFNError
 from zoo.filters import Condition
-
-SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}
-"""Parts of a new split (arXiv 2410.04209, section 6)."""
-
+from zoo.splits import SPLIT_SHARES, SPLITS
 
 @dataclass(frozen=True)
 class WeightData:
@@ -61,8 +58,9 @@ class WeightData:
         return WeightData(self.task, self.weights[torch.from_numpy(rows)], self.metadata.take(pa.array(rows)))
 
     def at_least(self, threshold: float) -> "WeightData":
-        """Choose the checkpoints whose test accuracy is `threshold` or more."""
-        return self.select(np.flatnonzero(self.accuracy.numpy() >= threshold))
+        """Choose the checkpoints whose test accuracy is `threshold` or more; no copy is made where all are chosen."""
+        chosen = self.accuracy.numpy() >= threshold
+        return self if chosen.all() else self.select(np.flatnonzero(chosen))
 
     def digest(self) -> str:
         """16 hexadecimal digits that name these checkpoints, their accuracies and, by their sums, their weights."""
@@ -91,7 +89,7 @@ class Splits:
 
     def require_rankable(self) -> None:
         """Raise NFNError where a part is too small or too uniform for a rank correlation."""
-        for name in SHARES:
+        for name in SPLITS:
             part: WeightData = getattr(self, name)
             different = len(part.accuracy.unique())
             if different < 2:
@@ -165,9 +163,9 @@ def split(data: WeightData, resplit_seed: int | None = None) -> Splits:
     """
     if resplit_seed is None:
         pinned = np.array(data.metadata["split"].to_pylist())
-        return Splits(*(data.select(np.flatnonzero(pinned == name)) for name in SHARES))
+        return Splits(*(data.select(np.flatnonzero(pinned == name)) for name in SPLITS))
     order = permutation(stream_key("nfn-split", resplit_seed), len(data))
-    ends = np.round(np.cumsum([*SHARES.values()]) * len(data)).astype(int)
+    ends = np.round(np.cumsum(SPLIT_SHARES) * len(data)).astype(int)
     return Splits(*(data.select(part) for part in np.split(order, ends[:-1])))
 
 

@@ -21,9 +21,7 @@ from zoo.nfn.layers import (
     affine,
     per_row,
     pooled_features,
-    row_features,
     scaled_sum,
-    unit_features,
 )
 from zoo.nfn.weight_space import EncoderWeights
 
@@ -33,8 +31,7 @@ def invariant_of_equivariant(
 ) -> Tensor:
     """Return `invariant(equivariant(weights).relu_mlp())` for weights of one channel, [L, N, 1, ...] -> [L, N, E]."""
     features = pooled_features(weights)
-    constant = affine(features, equivariant.pooled, equivariant.bias)
-    mlp = _pooled_mlp(equivariant, weights, constant)
+    mlp = _pooled_mlp(equivariant, weights, features)
     coefficients = invariant.pooled.split([features.shape[-1] - mlp.shape[-1], mlp.shape[-1]], dim=-1)
     attention = _pull_back(equivariant, coefficients[0])
     from_mlp = affine(mlp, coefficients[1], invariant.bias)
@@ -54,19 +51,18 @@ def _pull_back(layer: EquivariantLayer, coefficients: Tensor) -> Tensor:
     return torch.cat([qk.unflatten(2, (-1, d)).transpose(1, 2).flatten(2), vo_rows], dim=-1)
 
 
-def _pooled_mlp(layer: EquivariantLayer, weights: EncoderWeights, constant: Tensor) -> Tensor:
-    """Pooled features of the MLP part of the output, [L, N, E, 1 + D + 1 + D]."""
+def _pooled_mlp(layer: EquivariantLayer, weights: EncoderWeights, pooled: Tensor) -> Tensor:
+    """Pooled features of the MLP part of the output, [L, N, E, 1 + D + 1 + D], from those of the input."""
     e, d = layer.channels_out, layer.space.width
-    to_a, to_b, b_bias = constant.split([2 * e, e * d, e * d], dim=-1)
-    units = unit_features(weights)
-    a_unit, a_bias = (per_row(units, layer.unit[:, : 2 * e]) + to_a[:, :, None]).mT.split(e, dim=2)
-    a_row = per_row(row_features(weights), layer.a_row).mT
-    columns, entries = math.sqrt(units.shape[2]), math.sqrt(units.shape[2] * d)
+    terms = layer.mlp_terms(weights, pooled)
+    hidden = terms.units.shape[2]
+    b_columns = _relu_column_sums(terms.units, layer.unit[:, 2 * e :], terms.b_column).unflatten(-1, (e, d))
     features = [
-        _relu_sum(weights.a[:, :, 0], layer.a_entry[..., 0], a_row, a_unit)[..., None] / entries,
-        _relu_column_sums(units, layer.unit[:, 2 * e :], to_b).unflatten(-1, (e, d)) / columns,
-        scaled_sum(a_bias.relu(), -1)[..., None],
-        b_bias.relu().unflatten(-1, (e, d)),
+        _relu_sum(weights.a[:, :, 0], layer.a_entry[..., 0], terms.a_row, terms.a_unit)[..., None]
+        / math.sqrt(hidden * d),
+        b_columns / math.sqrt(hidden),
+        scaled_sum(terms.a_bias.relu(), -1)[..., None],
+        terms.b_bias.relu().unflatten(-1, (e, d)),
     ]
     return torch.cat(features, dim=-1)
 

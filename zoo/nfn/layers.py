@@ -11,6 +11,7 @@ O output of a product (several kinds of outputs side by side), H*K and H*V the j
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,22 @@ class InvariantLayer(nn.Module):
         return affine(features, self.pooled, self.bias)
 
 
+class MLPTerms(NamedTuple):
+    """Parts of an equivariant layer's output; A is the number of hidden units.
+
+    W_A of channel e is a_row [L, N, E, D] over its rows plus a_unit [L, N, E, A] over its columns, plus a multiple of
+    the input's W_A. W_B is b_column [L, N, E*D] over its columns plus a product of units [L, N, A, U]. a_bias
+    [L, N, E, A] and b_bias [L, N, E*D] are whole.
+    """
+
+    units: Tensor
+    a_row: Tensor
+    a_unit: Tensor
+    a_bias: Tensor
+    b_column: Tensor
+    b_bias: Tensor
+
+
 class EquivariantLayer(nn.Module):
     """Weights of C channels -> weights of E channels; moving the input by a group element moves the output likewise.
 
@@ -148,22 +165,27 @@ class EquivariantLayer(nn.Module):
     def forward(self, weights: EncoderWeights) -> EncoderWeights:
         """[L, N, C, ...] -> [L, N, E, ...]."""
         e, d = self.channels_out, self.space.width
-        constant = affine(pooled_features(weights), self.pooled, self.bias)
-        to_a, to_b, b_bias = constant.split([2 * e, e * d, e * d], dim=-1)
-        units = unit_features(weights)
-        a_unit, a_bias = (per_row(units, self.unit[:, : 2 * e]) + to_a[:, :, None]).mT.split(e, dim=2)
-        a_row = per_row(row_features(weights), self.a_row).mT
-        b = per_row(units, self.unit[:, 2 * e :]) + to_b[:, :, None]
+        terms = self.mlp_terms(weights, pooled_features(weights))
+        b = per_row(terms.units, self.unit[:, 2 * e :]) + terms.b_column[:, :, None]
         return EncoderWeights(
             q=_mix_rows(self.mix_q, weights.q),
             k=_mix_rows(self.mix_k, weights.k),
             v=_mix_rows(self.mix_v, weights.v),
             o=_mix_channels(self.o_entry, weights.o) + _mix_channels(self.o_row, scaled_sum(weights.o, -1)[..., None]),
-            a=_mix_channels(self.a_entry, weights.a) + a_row[..., None] + a_unit[..., None, :],
-            a_bias=a_bias,
+            a=_mix_channels(self.a_entry, weights.a) + terms.a_row[..., None] + terms.a_unit[..., None, :],
+            a_bias=terms.a_bias,
             b=b.unflatten(-1, (e, d)).transpose(2, 3),
-            b_bias=b_bias.unflatten(-1, (e, d)),
+            b_bias=terms.b_bias.unflatten(-1, (e, d)),
         )
+
+    def mlp_terms(self, weights: EncoderWeights, pooled: Tensor) -> MLPTerms:
+        """What the MLP part of the output is made of; `pooled` are the `pooled_features` of the weights."""
+        e, d = self.channels_out, self.space.width
+        to_a, to_b, b_bias = affine(pooled, self.pooled, self.bias).split([2 * e, e * d, e * d], dim=-1)
+        units = unit_features(weights)
+        a_unit, a_bias = (per_row(units, self.unit[:, : 2 * e]) + to_a[:, :, None]).mT.split(e, dim=2)
+        a_row = per_row(row_features(weights), self.a_row).mT
+        return MLPTerms(units, a_row, a_unit, a_bias, to_b, b_bias)
 
 
 def pooled_views(pooled: Tensor, width: int) -> dict[str, Tensor]:

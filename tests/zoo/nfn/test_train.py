@@ -400,6 +400,7 @@ class TestZoo:
         threshold = float(data.accuracy.median())
         good = data.at_least(threshold)
         assert good.accuracy.min() >= threshold
+        assert data.at_least(0.0) is data
         assert len(good) == int((data.accuracy >= threshold).sum()) < 48
         with pytest.raises(
             NFNError, match=r"train part: found 0 checkpoints of 0 different accuracies, expected 2 or more"
