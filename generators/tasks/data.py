@@ -32,8 +32,12 @@ class Split:
         return len(self.labels)
 
     def head(self, count: int) -> "Split":
-        """The first `count` samples."""
-        return self.select(torch.arange(min(count, len(self)), device=self.labels.device))
+        """The first `count` samples; all of them are this very split."""
+        if count >= len(self):
+            return self
+        # A copy of the few, for a view would carry all samples along to the workers.
+        lengths = None if self.lengths is None else self.lengths[:count].clone()
+        return Split(self.inputs[:count].clone(), self.labels[:count].clone(), lengths)
 
     def select(self, indices: Tensor) -> "Split":
         lengths = None if self.lengths is None else self.lengths[indices]

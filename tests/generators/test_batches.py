@@ -133,3 +133,14 @@ def test_crops_are_numbered_by_position(make_run, digits: TaskData):
     part = epoch_batches(make_run(train_fraction=0.5), torch.arange(150), epoch=0, steps=2)[1]
     assert torch.equal(whole, part)
     assert np.bincount(whole.flatten().numpy(), minlength=5).min() > 0
+
+
+def test_head_holds_the_first_samples_alone(digits: TaskData, texts: TaskData):
+    for split in (digits.train, texts.train):
+        head = split.head(7)
+        for name in ("inputs", "labels", "lengths"):
+            found, whole = getattr(head, name), getattr(split, name)
+            if whole is not None:
+                assert torch.equal(found, whole[:7])
+                assert found.untyped_storage().nbytes() == whole[:7].numel() * whole.element_size()
+        assert split.head(len(split)) is split.head(10**6) is split
