@@ -22,10 +22,12 @@ from generators.architecture import (
 )
 from generators.engines import make_engine
 from generators.engines.base import Batch, Engine
+from generators.errors import InputError
 from generators.hyperparameters import Hyperparameters
 from generators.optimizers import make_optimizer
 from generators.tasks.data import Split, TaskData
 from zoo.plan import Population, run_steps
+from zoo.threads import torch_threads
 
 BATCH = 128
 EVALUATION_COST = 0.37
@@ -62,6 +64,24 @@ class BenchReport:
     def share(self) -> float:
         return self.gflops / self.matmul_gflops
 
+    def hours(self, run_steps: float, cores: int | None = None) -> float:
+        """Return how long so many run-steps take here, or on so many cores like those that were measured.
+
+        Raises:
+            InputError: fewer cores than 1, or the rate is that of a GPU.
+        """
+        hours = run_steps / self.run_steps_per_second / 3600
+        if cores is None:
+            return hours
+        if cores < 1:
+            raise InputError(f"--cores: found {cores}, expected 1 or more; leave it out for this machine alone")
+        if self.device != "cpu":
+            raise InputError(
+                f"--cores: found a GPU ({self.machine}), whose rate tells nothing about cores; use --gpus and "
+                f"--gpu-rate, or set CUDA_VISIBLE_DEVICES= to measure the processor"
+            )
+        return hours * self.threads / cores
+
 
 def measure(
     task: str, engine: str = "auto", runs: int | None = None, seconds: float = 5.0, batch_size: int = BATCH
@@ -72,14 +92,22 @@ def measure(
         task: "mnist" or "ag_news".
         engine: "auto", "torch" or "fused".
         runs: width of the population; None for 8 a core, or 200 on a GPU.
+
+    Raises:
+        InputError: `runs` or `seconds` is not more than 0.
     """
+    if runs is not None and runs < 1:
+        raise InputError(f"--runs: found {runs}, expected 1 or more; leave it out for 8 a core, or 200 on a GPU")
+    if not seconds > 0:
+        raise InputError(f"--seconds: found {seconds}, expected more than 0; leave it out for 5")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     threads = os.cpu_count() or 1
-    torch.set_num_threads(threads)
     runs = runs or (200 if device == "cuda" else 8 * threads)
     data = random_data(task)
-    made = make_engine(engine, data, device, threads)
-    rate = train_rate(made, runs, seconds, batch_size)
+    with torch_threads(threads):
+        made = make_engine(engine, data, device, threads)
+        rate = train_rate(made, runs, seconds, batch_size)
+        matmul = matmul_rate(device)
     tokens = IMAGE_TOKENS if data.train.lengths is None else float(data.train.lengths.double().mean())
     return BenchReport(
         machine=machine(),
@@ -91,7 +119,7 @@ def measure(
         batch_size=batch_size,
         run_steps_per_second=rate,
         gflops=rate * step_operations(task, tokens, batch_size) / 1e9,
-        matmul_gflops=matmul_rate(device) / 1e9,
+        matmul_gflops=matmul / 1e9,
     )
 
 
@@ -101,12 +129,10 @@ def first_estimate(populations: Sequence[Population], data: TaskData, engine: st
     For a sweep's first word on its time, before it has a rate of its own: one thread a slot, evaluations included.
     """
     first = populations[0].runs[0]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    made = make_engine(engine, data, "cpu")
     batch_size = min(first.batch_size, len(data.train))
-    rate = slots * train_rate(made, min(len(populations[0].runs), 8), seconds=1.0, batch_size=batch_size)
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        made = make_engine(engine, data, "cpu")
+        rate = slots * train_rate(made, min(len(populations[0].runs), 8), seconds=1.0, batch_size=batch_size)
     runs = [run for population in populations for run in population.runs]
     return rate, steps_with_evaluations(runs, len(data.train), len(data.test)) / rate
 

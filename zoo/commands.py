@@ -237,15 +237,14 @@ def bench(options: argparse.Namespace) -> int:
     plan = make_plan(config, "0" * 16, train_samples)
     steps = steps_with_evaluations(plan.runs, train_samples, test_samples)
     report = measure(config.task, options.engine, options.runs, options.seconds, config.batch_size)
-    rate = report.run_steps_per_second
     record: dict[str, Any] = asdict(report) | {
         "matmul_share": round(report.share, 3),
         "run_steps": plan.run_steps(train_samples),
         "run_steps_with_evaluations": round(steps),
-        "hours_here": round(steps / rate / 3600, 2),
+        "hours_here": round(report.hours(steps), 2),
     }
-    if options.cores:
-        record |= {f"hours_on_{options.cores}_cores": round(steps / rate / 3600 * report.threads / options.cores, 2)}
+    if options.cores is not None:
+        record |= {f"hours_on_{options.cores}_cores": round(report.hours(steps, options.cores), 2)}
     if options.gpus:
         record |= {f"hours_on_{options.gpus}_gpus": round(steps / (options.gpus * options.gpu_rate) / 3600, 2)}
     for name in ("run_steps_per_second", "gflops", "matmul_gflops"):

@@ -8,7 +8,6 @@ of a text task lies beside its rows. The digest of the data is compared before a
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from zoo.filters import Filters
 from zoo.hub_folder import PROVENANCE
 from zoo.plan import Plan
 from zoo.schema import HYPERPARAMETER_NAMES
+from zoo.threads import torch_threads
 
 EVALUATION_ROWS = 100
 """Checkpoints evaluated together."""
@@ -90,7 +90,7 @@ def evaluate(
     measuring = make_engine(engine, data, device, threads)
     comparisons: list[Comparison] = []
     bar = tqdm(total=len(chosen), unit="checkpoint", desc="evaluate", disable=not progress)
-    with bar, _torch_threads(threads):
+    with bar, torch_threads(threads):
         for piece in chosen.pieces(EVALUATION_ROWS):
             comparisons += _compare(piece, measuring, data)
             bar.update(len(piece))
@@ -106,17 +106,6 @@ def evaluate(
         not_evaluated="" if len(comparisons) == available else f"limit {limit}",
         seconds=time.monotonic() - started,
     )
-
-
-@contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
-    """Let torch use so many threads, as a worker does: their number orders some of its sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _compare(piece: Checkpoints, engine: Engine, data: TaskData) -> Iterator[Comparison]:
@@ -206,7 +195,7 @@ def rerun(
     training = make_engine(row["engine"] if engine == "recorded" else engine, data, device, threads)
     save_epochs = [int(label) for label in published.metadata["epoch_label"].to_pylist() if label != "best"]
     bar = tqdm(total=run.epochs, unit="epoch", desc=f"rerun {run_id}", disable=not progress)
-    with bar, _torch_threads(threads):
+    with bar, torch_threads(threads):
         for state in train_population([run], training, save_epochs):
             bar.update(state.epoch - bar.n)
     labels = []

@@ -21,6 +21,7 @@ from zoo.plan import Population
 from zoo.signs import Sign
 from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY, safetensors_header
 from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file
+from zoo.threads import torch_threads
 from zoo.versions import versions
 
 
@@ -59,7 +60,8 @@ def run_population(
     if store.is_sealed(population.id):
         return "skipped"
     try:
-        outcome = _train(store, population, attempt, data, settings, should_stop)
+        with torch_threads(settings.threads):
+            outcome = _train(store, population, attempt, data, settings, should_stop)
     finally:
         store.clear_sign(population.id, attempt)
     if outcome != "sealed":
@@ -76,7 +78,6 @@ def _train(
     should_stop: Callable[[], bool],
 ) -> str:
     started = time.monotonic()
-    torch.set_num_threads(settings.threads)
     engine = make_engine(settings.engine, data, settings.device, settings.threads, runs_at_once=settings.runs_at_once)
     resumed = _newest_state(store, population, engine)
     first = Sign.now(resumed.epoch if resumed else 0)

@@ -1,14 +1,21 @@
 """`zoo bench`: what it counts, and what its forecast is made of."""
 
+import contextlib
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from generators.architecture import SmallTransformer
+from generators.errors import InputError
 from zoo import bench
 from zoo.cli import main
+from zoo.config import load_config
+from zoo.plan import make_plan
+from zoo.threads import torch_threads
 
 
 @pytest.mark.parametrize(("task", "tokens"), [("mnist", 49), ("ag_news", 31)])
@@ -48,6 +55,52 @@ def test_a_rate_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["run_steps_per_second"] > 0 < report["matmul_gflops"]
     assert (report["task"], report["engine"], report["runs"], report["batch_size"]) == ("ag_news", "torch", 2, 128)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_measuring_leaves_the_callers_number_of_threads(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(*arguments: Any, **options: Any) -> float:
+        if fails:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(bench, "train_rate", rate)
+    monkeypatch.setattr(bench, "matmul_rate", rate)
+    data = bench.random_data("mnist")
+    populations = make_plan(load_config("quickstart"), data.digest(), len(data.train)).populations
+    with torch_threads(3):
+        for call in (
+            lambda: bench.measure("mnist", "torch"),
+            lambda: bench.first_estimate(populations, data, "torch", 1),
+        ):
+            with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
+                call()
+            assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"runs": 0}, "--runs: found 0"), ({"seconds": 0}, "--seconds: found 0")]
+)
+def test_nothing_to_measure_is_refused(options: dict[str, int], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        bench.measure("mnist", **options)
+
+
+def test_a_gpus_rate_forecasts_no_cores() -> None:
+    report = bench.BenchReport("A100", "mnist", "torch", "cpu", 4, 8, 128, 1000.0, 1.0, 1.0)
+    assert (report.hours(3.6e6), report.hours(3.6e6, cores=8)) == (1.0, 0.5)
+    with pytest.raises(InputError, match="--cores: found 0, expected 1 or more"):
+        report.hours(1.0, cores=0)
+    on_gpu = replace(report, device="cuda")
+    assert on_gpu.hours(3.6e6) == 1.0
+    with pytest.raises(InputError, match=r"--cores: found a GPU \(A100\), whose rate tells nothing about cores"):
+        on_gpu.hours(3.6e6, cores=8)
+
+
+def test_no_cores_are_refused_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--engine", "torch", "--runs", "1", "--seconds", "0.01"]
+    assert main(["bench", "quickstart", *small, "--cores", "0"]) == 2
+    assert "--cores: found 0, expected 1 or more" in capsys.readouterr().err
 
 
 def test_gpus_need_a_rate(capsys: pytest.CaptureFixture[str]) -> None:

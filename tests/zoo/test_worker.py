@@ -18,6 +18,7 @@ from zoo import worker
 from zoo.plan import Population, make_plan
 from zoo.signs import Sign
 from zoo.store import Store
+from zoo.threads import torch_threads
 from zoo.worker import WorkerSettings, run_population, safetensors_header
 
 LABELS = ("0", "2", "4", "best")
@@ -240,3 +241,19 @@ def test_runs_at_once_only_narrows_the_torch_engine(data: TaskData, tmp_path: Pa
         a, b = (load(store.read(population.id, "a1", name)) for store in (whole, narrow))
         for key in a:
             torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-4)
+
+
+def test_the_callers_number_of_threads_comes_back_even_after_an_error(data: TaskData, tmp_path: Path) -> None:
+    population, seen = plan_of(data)[0], []
+
+    def look() -> bool:
+        seen.append(torch.get_num_threads())
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return False
+
+    with torch_threads(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_population(Store(tmp_path), population, "a1", data, WorkerSettings(LABELS, threads=3), look)
+        assert torch.get_num_threads() == 2
+    assert seen == [3, 3, 3]
