@@ -97,10 +97,14 @@ def test_a_gpus_rate_forecasts_no_cores() -> None:
         on_gpu.hours(3.6e6, cores=8)
 
 
-def test_no_cores_are_refused_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--engine", "torch", "--runs", "1", "--seconds", "0.01"]
-    assert main(["bench", "quickstart", *small, "--cores", "0"]) == 2
-    assert "--cores: found 0, expected 1 or more" in capsys.readouterr().err
+def test_the_command_refuses_cores_where_it_has_measured_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = bench.BenchReport("A100", "mnist", "torch", "cuda", 4, 8, 128, 1000.0, 1.0, 1.0)
+    monkeypatch.setattr(bench, "measure", lambda *_: report)
+    assert main(["bench", "quickstart"]) == 0
+    assert main(["bench", "quickstart", "--cores", "64"]) == 2
+    assert "--cores: found a GPU (A100)" in capsys.readouterr().err
 
 
 def test_gpus_need_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
