@@ -1,12 +1,16 @@
-"""SIGINT and SIGTERM as a request: the first one asks a sweep to stop, the second one ends it at once."""
+"""SIGINT and SIGTERM as a request: the first one asks a sweep to stop, the second one ends it at once, and any further
+one changes nothing: what is left is to clean up and to say what is done."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ANSWER = b"\nzoo: saving states at the end of the epoch; once more ends at once\n"
+STDERR = 2
 
 
 class Interrupted(BaseException):
@@ -18,20 +22,27 @@ class Interrupted(BaseException):
 
 
 class Stop:
-    """Whether, and by which signal, a stop was asked for. `on_request` is called when it is."""
+    """Whether, and by which signal, a stop was asked for. `on_request` is called when it is, after a word on stderr."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.on_request: Callable[[], None] = lambda: None
+        self._ends_at_once = False
 
     @property
     def requested(self) -> bool:
         return self.signal is not None
 
     def handle(self, number: int, frame: Any) -> None:
+        if self._ends_at_once:
+            return
         if self.requested:
+            self._ends_at_once = True
             raise Interrupted(number)
         self.signal = number
+        # No `print`, as the signal may have come in the middle of one; and the reader of a pipe has heard Ctrl-C too.
+        with contextlib.suppress(OSError):
+            os.write(STDERR, ANSWER)
         self.on_request()
 
 

@@ -76,9 +76,9 @@ def generate(
         StoreError: the directory cannot be used, is not seen by all nodes, or its disk is full.
         SweepInterrupted: SIGINT or SIGTERM came; all sealed work is kept.
     """
+    store = Store(sweep_dir)
     # Ray prints what it has to say about dying workers to stdout, which belongs to results.
     with stop_signals() as stop, contextlib.redirect_stdout(sys.stderr):
-        store = Store(sweep_dir)
         try:
             return _generate(store, config, data_dir, workers, address, extend, progress, stop)
         except Interrupted as interrupt:

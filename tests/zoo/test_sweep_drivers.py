@@ -1,5 +1,6 @@
 """Signals to a driver, and several drivers of one sweep."""
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,8 @@ from scripted_worker import ScriptedWorker, run
 from sweep_tools import assert_undisturbed, drive, kill_when, rows, start, tiny
 
 from zoo import driver as driver_module
+from zoo import sweep as sweep_module
+from zoo.signals import stop_signals
 from zoo.signs import Sign
 from zoo.store import Store
 from zoo.sweep import SweepInterrupted, SweepSummary
@@ -57,6 +60,47 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, digits_dir: Path, monkeypa
         run(tiny(store={"state_seconds": 1e9}), tmp_path / "s", digits_dir)
     assert (caught.value.signal, caught.value.summary.populations, reached) == (signal.SIGTERM, 2, [])
     assert [Store(tmp_path / "s").states(p) for p in Store(tmp_path / "s").begun()] == [[]]
+
+
+def test_further_signals_while_the_sweep_ends_change_nothing(
+    tmp_path: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary, reached = sweep_module._summary, []
+
+    def impatient(*arguments: Any) -> SweepSummary:
+        signal.raise_signal(signal.SIGINT)
+        reached.append(signal.SIGINT)
+        return summary(*arguments)
+
+    monkeypatch.setattr(sweep_module, "_summary", impatient)
+    check = Store.check
+    monkeypatch.setattr(Store, "check", lambda self: (signal.raise_signal(signal.SIGTERM), check(self)))
+    with pytest.raises(SweepInterrupted) as caught:
+        run(tiny(), tmp_path / "s", digits_dir)
+    assert (caught.value.signal, caught.value.summary.populations) == (signal.SIGINT, 2)
+    assert reached == [signal.SIGINT]  # the first of these ended the summary that it met, the next one did not
+
+
+def test_a_request_to_stop_is_answered_once_and_on_one_line(
+    tmp_path: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check = Store.check
+    monkeypatch.setattr(Store, "check", lambda self: (signal.raise_signal(signal.SIGTERM), check(self)))
+    with pytest.raises(SweepInterrupted):
+        run(tiny(), tmp_path / "s", digits_dir)
+    answer = capfd.readouterr().err.strip()
+    assert answer == "zoo: saving states at the end of the epoch; once more ends at once"
+
+
+def test_a_request_whose_answer_nobody_reads_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the other end of `zoo generate 2>&1 | tee log` first."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("zoo.signals.STDERR", writer)
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+    os.close(writer)
+    assert stop.signal == signal.SIGINT
 
 
 def test_a_signal_before_the_start_trains_nothing(
