@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a check failed, 2 bad input (one line says which), 3 some 
 """
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
+from zoo.arguments import positive_integer, positive_number
 from zoo.errors import one_line
 
 
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     plan = _command(group, "plan", commands.plan, "show what a configuration would train")
     _config_arguments(plan)
     plan.add_argument(
-        "--rate", type=_positive_number, metavar="R", help="run-steps per second, for a forecast of the time"
+        "--rate", type=positive_number, metavar="R", help="run-steps per second, for a forecast of the time"
     )
     _json_argument(plan)
 
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     _selection_arguments(evaluate)
     _data_dir_argument(evaluate)
     evaluate.add_argument(
-        "--limit", type=_positive_integer, metavar="N", help="only so many, spread over the range of accuracies"
+        "--limit", type=positive_integer, metavar="N", help="only so many, spread over the range of accuracies"
     )
     evaluate.add_argument("--tolerance", type=int, default=2, metavar="N", help="test examples that may differ")
     _engine_argument(evaluate, "auto")
@@ -148,17 +148,17 @@ def parser() -> argparse.ArgumentParser:
     )
     _config_arguments(bench)
     _engine_argument(bench, "auto")
-    bench.add_argument("--runs", type=_positive_integer, metavar="N", help="runs of the measured population")
+    bench.add_argument("--runs", type=positive_integer, metavar="N", help="runs of the measured population")
     bench.add_argument(
-        "--seconds", type=_positive_number, default=5.0, metavar="S", help="how long to measure; default: 5"
+        "--seconds", type=positive_number, default=5.0, metavar="S", help="how long to measure; default: 5"
     )
     bench.add_argument(
-        "--cores", type=_positive_integer, metavar="N", help="forecast for a machine of so many such cores"
+        "--cores", type=positive_integer, metavar="N", help="forecast for a machine of so many such cores"
     )
     bench.add_argument(
-        "--gpus", type=_positive_integer, metavar="N", help="forecast for so many GPUs of --gpu-rate each"
+        "--gpus", type=positive_integer, metavar="N", help="forecast for so many GPUs of --gpu-rate each"
     )
-    bench.add_argument("--gpu-rate", type=_positive_number, metavar="R", help="run-steps per second of one GPU")
+    bench.add_argument("--gpu-rate", type=positive_number, metavar="R", help="run-steps per second of one GPU")
     _json_argument(bench)
 
     nfn = group.add_parser("nfn", help="neural functional networks: train, predict, benchmark")
@@ -214,25 +214,6 @@ def _engine_argument(command: argparse.ArgumentParser, default: str) -> None:
 
 def _json_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _positive_integer(text: str) -> int:
-    return int(_positive(text, int))
-
-
-def _positive_number(text: str) -> float:
-    return _positive(text, float)
-
-
-def _positive(text: str, kind: type[int] | type[float]) -> float:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < math.inf:
-        expected = "a whole number of 1 or more" if kind is int else "a number above 0"
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
-    return value
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zoo.arguments import positive_integer
 from zoo.commands import DONE
 
 RECIPES = ("paper", "quick")
@@ -20,19 +21,21 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     train_parser.add_argument("--components", nargs="+", metavar="C", help="embedding, encoder, classifier")
     train_parser.add_argument("--seed", type=int, default=0, metavar="S", help="of parameters and batches; default: 0")
     train_parser.add_argument("--threshold", type=float, default=0.0, metavar="A", help="smallest test accuracy")
-    train_parser.add_argument("--out", type=Path, metavar="DIR", help="keep the predictor and its plot here")
+    train_parser.add_argument("--out", metavar="DIR", help="keep the predictor and its plot here")
 
     predict_parser = add("predict", predict, "rank checkpoints by the accuracy that a trained predictor reads in them")
     predict_parser.add_argument("predictor", type=Path, metavar="PREDICTOR", help="folder of `zoo nfn train --out`")
     predict_parser.add_argument("checkpoints", nargs="*", type=Path, metavar="FILE", help="safetensors files")
     predict_parser.add_argument("--dataset", metavar="DATASET", help="rank the checkpoints of a dataset instead")
     predict_parser.add_argument("--epoch-label", metavar="L", help="of the dataset; default: as in training")
-    predict_parser.add_argument("--top", type=int, default=20, metavar="N", help="print so many; default: 20")
+    predict_parser.add_argument(
+        "--top", type=positive_integer, default=20, metavar="N", help="print so many; default: 20"
+    )
     _common_arguments(predict_parser)
 
     benchmark_parser = add("benchmark", benchmark, "train all predictors on several seeds and write the paper's tables")
     _training_arguments(benchmark_parser)
-    benchmark_parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of cells and tables")
+    benchmark_parser.add_argument("--out", required=True, metavar="DIR", help="folder of cells and tables")
     benchmark_parser.add_argument(
         "--predictors",
         nargs="+",
@@ -54,11 +57,15 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="subsets of the weights, such as encoder embedding,encoder; default: all subsets; nothing: no such table",
     )
     benchmark_parser.add_argument("--no-sizes", action="store_true", help="no table of channels and layers")
-    benchmark_parser.add_argument("--seeds", type=int, default=5, metavar="N", help="trainings a row; default: 5")
     benchmark_parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="trainings at once on Ray; default: 0, in this process"
+        "--seeds", type=positive_integer, default=5, metavar="N", help="trainings a row; default: 5"
     )
-    benchmark_parser.add_argument("--address", metavar="A", help="a running Ray cluster, for --workers")
+    benchmark_parser.add_argument(
+        "--workers", type=int, metavar="N", help="trainings at once on Ray; default: 0, in this process"
+    )
+    benchmark_parser.add_argument(
+        "--address", metavar="A", help="a running Ray cluster; without --workers, all of it takes part"
+    )
 
 
 def _training_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +76,7 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resplit", action="store_true", help="split anew for each seed, as the paper does")
     parser.add_argument("--recipe", choices=RECIPES, default="paper", help="of networks; default: paper")
-    parser.add_argument("--epochs", type=int, metavar="N", help="of networks, in place of the recipe's")
+    parser.add_argument("--epochs", type=positive_integer, metavar="N", help="of networks, in place of the recipe's")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     _common_arguments(parser)
 
@@ -97,7 +104,9 @@ def train(options: argparse.Namespace) -> int:
     from zoo.files import write
     from zoo.nfn.report import scatter_plot
     from zoo.nfn.train import train
+    from zoo.storage import local_path
 
+    out = None if options.out is None else local_path(options.out, "--out")
     result = train(
         options.dataset,
         task=options.task,
@@ -110,19 +119,19 @@ def train(options: argparse.Namespace) -> int:
         resplit=options.resplit,
         recipe=_recipe(options),
         device=options.device,
-        out=options.out,
+        out=out,
         progress=not options.quiet,
     )
-    if options.out is not None:
-        write(options.out / "predicted.png", scatter_plot(options.predictor, result))
+    if out is not None:
+        write(out / "predicted.png", scatter_plot(options.predictor, result))
     if options.json:
         print(json.dumps(asdict(result)))
         return DONE
     counts = ", ".join(f"{count} {part}" for part, count in result.checkpoints.items())
     print(f"{options.predictor}: {result.parameters:,} parameters, {counts} checkpoints, {result.seconds:.1f} s")
     print(f"Kendall's tau: validation {result.validation_tau:.3f}, test {result.test_tau:.3f}")
-    if options.out is not None:
-        print(f"{options.out}: the predictor, and predicted.png")
+    if out is not None:
+        print(f"{out}: the predictor, and predicted.png")
     return DONE
 
 
@@ -152,13 +161,15 @@ def predict(options: argparse.Namespace) -> int:
 
 def benchmark(options: argparse.Namespace) -> int:
     from zoo.nfn.benchmark import SIZES, benchmark
+    from zoo.storage import local_path
 
+    out = local_path(options.out, "--out")
     subsets = None if options.components is None else [names.split(",") for names in options.components]
     result = benchmark(
         options.dataset,
         task=options.task,
         epoch_label=options.epoch_label,
-        out=options.out,
+        out=out,
         predictors=options.predictors,
         thresholds=options.thresholds,
         components=subsets,
@@ -168,13 +179,13 @@ def benchmark(options: argparse.Namespace) -> int:
         resplit=options.resplit,
         recipe=_recipe(options),
         device=options.device,
-        workers=options.workers,
+        workers=0 if options.workers is None and options.address is None else options.workers,
         address=options.address,
         progress=not options.quiet,
     )
     if options.json:
-        print((options.out / "benchmark.json").read_text(), end="")
+        print((out / "benchmark.json").read_text(), end="")
     else:
-        print((options.out / "benchmark.md").read_text(), end="")
-        print(f"\n{options.out}: {', '.join(Path(name).name for name in result.files['plots'])} and the tables")
+        print((out / "benchmark.md").read_text(), end="")
+        print(f"\n{out}: {', '.join(Path(name).name for name in result.files['plots'])} and the tables")
     return DONE

@@ -13,6 +13,7 @@ from zoo import commands
 from zoo.builder import build
 from zoo.cli import main, parser
 from zoo.cluster import InProcess
+from zoo.errors import NFNError
 from zoo.signs import STALE_SECONDS, Sign
 from zoo.store import Store
 
@@ -165,3 +166,39 @@ class TestWatch:
         store.unseal(next(iter(store.sealed())))
         main(["status", str(store.root), "--watch"])
         assert len(waits) == 3
+
+
+class TestNFN:
+    @pytest.mark.parametrize("command", ["train", "benchmark"])
+    def test_results_go_to_a_folder_of_this_machine(
+        self, command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        arguments = ["nfn", command, "none", "--task", "mnist", "--epoch-label", "best", "--out", "s3://bucket/out"]
+        assert main(arguments) == 2
+        assert "--out s3://bucket/out: found the scheme s3://, expected a folder" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("given", "workers"),
+        [
+            ([], 0),
+            (["--workers", "3"], 3),
+            (["--address", "auto"], None),
+            (["--address", "auto", "--workers", "2"], 2),
+        ],
+    )
+    def test_an_address_without_workers_means_the_whole_cluster(
+        self, given: list[str], workers: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        seen = {}
+
+        def instead(dataset: str, **options: object) -> None:
+            seen.update(options)
+            raise NFNError("enough")
+
+        monkeypatch.setattr("zoo.nfn.benchmark.benchmark", instead)
+        arguments = ["nfn", "benchmark", "none", "--task", "mnist", "--epoch-label", "best", "--out", str(tmp_path)]
+        assert main([*arguments, *given]) == 2
+        assert seen["workers"] == workers
+        assert seen["address"] == ("auto" if "--address" in given else None)

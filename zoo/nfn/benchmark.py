@@ -56,7 +56,7 @@ def benchmark(
     resplit: bool = False,
     recipe: Recipe | None = None,
     device: str = "auto",
-    workers: int = 0,
+    workers: int | None = 0,
     address: str | None = None,
     progress: bool = True,
 ) -> BenchmarkResult:
@@ -75,7 +75,7 @@ def benchmark(
         resplit: split 70/15/15 anew for each seed, after the filter (the paper's protocol).
         recipe: of networks; the paper's if not given.
         device: of each training.
-        workers: trainings at once on Ray; 0 trains in this process.
+        workers: trainings at once on Ray; None for one a GPU or core, 0 trains in this process.
         address: of a running Ray cluster.
         progress: show a bar on stderr.
 

@@ -1,0 +1,25 @@
+"""Types of command line arguments; what does not fit ends the command with its usage, one line and exit code 2."""
+
+import argparse
+import math
+
+
+def positive_integer(text: str) -> int:
+    """Read a whole number of 1 or more."""
+    return int(_positive(text, int))
+
+
+def positive_number(text: str) -> float:
+    """Read a finite number above 0."""
+    return _positive(text, float)
+
+
+def _positive(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < math.inf:
+        expected = "a whole number of 1 or more" if kind is int else "a number above 0"
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+    return value
