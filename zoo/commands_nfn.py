@@ -46,7 +46,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--thresholds",
         nargs="+",
         type=float,
-        default=[0, 0.2, 0.4, 0.6, 0.8],
+        default=[0.0, 0.2, 0.4, 0.6, 0.8],
         metavar="A",
         help="columns of the table: smallest test accuracies; default: 0 0.2 0.4 0.6 0.8",
     )
