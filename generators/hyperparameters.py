@@ -48,7 +48,7 @@ class Hyperparameters:
     warmup_epochs: int
     """Epochs of linear warm-up, 0 to `epochs`."""
     min_learning_rate: float
-    """Where the cosine part of the schedule ends, 0 or more."""
+    """Where the cosine part of the schedule ends, 0 or more. Above `learning_rate` the rate rises to it."""
     best_by: str
     """Which accuracy chooses the "best" checkpoint: "test" or "validation" (a held-out part of the training data)."""
     initialisation: str
@@ -62,7 +62,10 @@ class Hyperparameters:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is float and type(value) in (int, float):
-                object.__setattr__(self, field.name, value + 0.0)  # -0.0 becomes 0.0
+                try:
+                    object.__setattr__(self, field.name, value + 0.0)  # -0.0 becomes 0.0
+                except OverflowError:
+                    self._refuse(field.name, "a number below 1.8e308")
             elif type(value) is not field.type:
                 self._refuse(field.name, f"a value of type {field.type.__name__}")  # type: ignore[union-attr]
         self._require("task", self.task in CLASSES, f"one of {', '.join(CLASSES)}")

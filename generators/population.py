@@ -108,8 +108,8 @@ def train_population(
         state: where to start again; then the first yield is the epoch after it.
 
     Raises:
-        InputError: the runs do not form a population or have other streams than this version's, or the training data
-            has less than one batch.
+        InputError: the runs do not form a population or have other streams than this version's, the training data has
+            less than one batch, or there is nothing to validate or test on.
     """
     recipe = _common_recipe(runs)
     train, validation = split_training_data(recipe, engine.data)
@@ -117,8 +117,11 @@ def train_population(
     if steps == 0:
         raise InputError(
             f"batch_size: found {recipe.batch_size}, expected at most {len(train)}, the training samples of "
-            f"train_fraction {recipe.train_fraction}; lower it or use more data"
+            f"train_fraction {recipe.train_fraction}; lower batch_size, raise train_fraction or use more data"
         )
+    for name, split in (("validation", validation), ("test", engine.data.test)):
+        if split is not None and len(split) == 0:
+            raise InputError(f"{name} samples: found 0, expected 1 or more; use more data")
     l2 = torch.tensor([[run.l2] for run in runs], dtype=engine.dtype, device=engine.device)
     if state is None:
         state = _initial_state(runs, engine)
@@ -131,9 +134,9 @@ def train_population(
         optimizer = make_optimizer(recipe.optimizer, state.weights, l2)
         optimizer.state = state.optimizer
     for epoch in range(state.epoch, recipe.epochs):
-        peaks = (learning_rate(r.learning_rate, epoch, r.epochs, r.warmup_epochs, r.min_learning_rate) for r in runs)
-        rates = torch.tensor([[rate] for rate in peaks], dtype=engine.dtype, device=engine.device)
-        loss, accuracy = _train_epoch(state.weights, optimizer, rates, recipe, engine, train, epoch, steps)
+        rates = [learning_rate(r.learning_rate, epoch, r.epochs, r.warmup_epochs, r.min_learning_rate) for r in runs]
+        column = torch.tensor(rates, dtype=engine.dtype, device=engine.device)[:, None]
+        loss, accuracy = _train_epoch(state.weights, optimizer, column, recipe, engine, train, epoch, steps)
         state.epoch = epoch + 1
         state.metrics["train_loss"][:, state.epoch] = loss.cpu()
         state.metrics["train_accuracy"][:, state.epoch] = accuracy.cpu()

@@ -98,7 +98,7 @@ class AGNewsSource:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings for the record; of a file of word vectors the name only."""
-        path = Path(self.vectors)
+        path = Path(self.vectors).expanduser()
         return asdict(self) | {"vectors": path.name if path.is_file() else self.vectors}
 
     def load(self, data_dir: Path | None, embedding: Embedding | None = None) -> TaskData:
@@ -196,11 +196,13 @@ def _share_unknown(split: Split) -> float:
 def _label(value: Any, first_label: int, where: str) -> int:
     """Return 0 to 3."""
     last = first_label + CLASSES["ag_news"] - 1
-    if not (isinstance(value, int) or value.strip().isdigit()) or not first_label <= int(value) <= last:
+    text = str(value).strip()
+    if not text.isdecimal() or not first_label <= int(text) <= last:
         raise InputError(
-            f"{where}: found label {value!r}, expected {first_label} to {last} (data.first_label is {first_label})"
+            f"{where}: found label {value!r}, expected {first_label} to {last}, a whole number "
+            f"(data.first_label is {first_label})"
         )
-    return int(value) - first_label
+    return int(text) - first_label
 
 
 def _open_csv(source: AGNewsSource, data_dir: Path) -> tuple[dict[str, Iterator[Row]], dict[str, Any]]:
@@ -225,12 +227,13 @@ def _csv_rows(path: Path, source: AGNewsSource) -> Iterator[Row]:
     with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
-            first = next(reader, [])
-            headless = bool(first) and first[0].strip().isdigit()
+            rows = filter(None, reader)  # without blank lines
+            first = next(rows, [])
+            headless = bool(first) and first[0].strip().isdecimal()
             columns = ORIGINAL_COLUMNS if headless else tuple(first)
             label_at = _find_column(columns, source.label_column, path)
             text_at = _find_column(columns, source.text_column, path)
-            for row in chain([first] if headless else [], reader):
+            for row in chain([first] if headless else [], rows):
                 where = f"{path}: line {reader.line_num}"
                 if len(row) != len(columns):
                     raise InputError(

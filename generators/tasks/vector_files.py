@@ -83,7 +83,7 @@ def _keyed_vectors(path: Path) -> VectorFile:
 
     try:
         loaded = KeyedVectors.load(str(path), mmap="r")
-    except (pickle.UnpicklingError, OSError, EOFError, AttributeError, ImportError) as error:
+    except (pickle.UnpicklingError, OSError, EOFError, AttributeError, ImportError, ValueError) as error:
         raise InputError(f"{path}: cannot be loaded as gensim's KeyedVectors ({error}); save it anew") from error
     if not isinstance(loaded, KeyedVectors):
         raise InputError(

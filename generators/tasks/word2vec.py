@@ -84,7 +84,7 @@ def pretrained_vectors(name_or_file: str, words: Sequence[str], width: int = WID
         matrix[row] = _round((kept.pop(position) - mean) @ axes)
     origin = {
         "kind": "pretrained",
-        "model": path.name if Path(name_or_file).is_file() else name_or_file,
+        "model": path.name if Path(name_or_file).expanduser().is_file() else name_or_file,
         "files_sha256": file_digests(path),
         "form": source.form,
         "vectors": source.count,

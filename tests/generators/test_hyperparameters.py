@@ -65,6 +65,8 @@ BAD_VALUES = [
     ("batch_size", True),
     ("warmup_epochs", -1),
     ("warmup_epochs", 5),
+    ("l2", 10**400),
+    ("learning_rate", -(10**400)),
     ("min_learning_rate", -1e-9),
     ("min_learning_rate", math.nan),
     ("best_by", "train"),

@@ -1,6 +1,7 @@
 """Populations: what they measure, what they keep, and that they can start again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -230,9 +231,26 @@ def test_runs_may_differ_in_rate_scale_and_decay(digits: TaskData, make_run):
 
 def test_a_batch_larger_than_the_data_is_refused(digits: TaskData, make_run):
     runs = [make_run(batch_size=211, train_fraction=0.7)]
-    with pytest.raises(InputError, match=r"^batch_size: found 211, expected at most 210, .* train_fraction 0\.7"):
+    with pytest.raises(InputError, match=r"^batch_size: found 211, expected at most 210, .* train_fraction 0\.7; "):
         next(train_population(runs, ScriptedEngine(digits)))
     assert next(train_population([make_run(batch_size=210, train_fraction=0.7)], ScriptedEngine(digits))).epoch == 0
+
+
+def test_a_fraction_of_no_sample_says_what_helps(digits: TaskData, make_run):
+    with pytest.raises(InputError, match=r"at most 0, the training samples of train_fraction 1e-09; .* raise train_fr"):
+        next(train_population([make_run(train_fraction=1e-9)], ScriptedEngine(digits)))
+
+
+def test_nothing_to_test_or_validate_on_is_refused(digits: TaskData, make_run):
+    nothing = replace(digits, test=digits.test.select(torch.arange(0)))
+    with pytest.raises(InputError, match=r"^test samples: found 0, expected 1 or more"):
+        next(train_population([make_run()], ScriptedEngine(nothing)))
+    five = replace(digits, train=digits.train.head(5))
+    run = make_run(best_by="validation", batch_size=2)
+    with pytest.raises(InputError, match=r"^validation samples: found 0, expected 1 or more"):
+        next(train_population([run], ScriptedEngine(five)))
+    seven = replace(digits, train=digits.train.head(7))  # a twelfth of it, rounded, is one
+    assert next(train_population([run], ScriptedEngine(seven))).epoch == 0
 
 
 def test_runs_of_other_streams_are_refused(digits: TaskData, make_run):

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from gensim.models import KeyedVectors
 from sklearn.linear_model import LogisticRegression
 
 from generators.errors import InputError
@@ -84,6 +85,33 @@ def test_every_form_of_the_files_gives_the_same_data(tmp_path, form, packed):
     assert data.digest() == SMALL.load(write_csv(tmp_path / "reference")).digest()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_blank_lines_in_the_files_are_no_texts(tmp_path, form):
+    folder = write_csv(tmp_path / "data", form)
+    for path in folder.iterdir():
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"\r\n" + b"\n\n".join(lines) + b"\n\n")
+    assert SMALL.load(folder).digest() == SMALL.load(write_csv(tmp_path / "reference")).digest()
+
+
+@pytest.mark.parametrize("label", [None, 2.0, True, "²", -1, "2.0", ""])
+def test_labels_that_are_no_whole_numbers_are_told(tmp_path, label):
+    second = [(4, "Title", "text")] if label is None else []  # which makes it a column of numbers
+    repository = write_repository(tmp_path / "data", [(label, "Title", "text"), *second])
+    with pytest.raises(InputError, match=r"row 0 of train: found label .*, expected 1 to 4, a whole number \(data"):
+        replace(SMALL, source="hub", hub_dataset=repository).load(None)
+
+
+def test_the_record_names_a_file_of_vectors_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keyed = KeyedVectors(32)
+    keyed.add_vectors(["the", "said", "cup", "Oil"], np.eye(4, 32, dtype=np.float32))
+    keyed.save(str(tmp_path / "vectors.kv"))
+    source = replace(SMALL, vectors="~/vectors.kv")
+    assert source.settings()["vectors"] == "vectors.kv"
+    assert source.load(write_csv(tmp_path / "data")).origin["word_vectors"]["model"] == "vectors.kv"
+
+
 def test_shapes_types_and_padding(tmp_path):
     data = SMALL.load(write_csv(tmp_path / "data"))
     assert data.task == "ag_news"
@@ -151,7 +179,10 @@ def test_pretrained_vectors_cover_words_of_the_test_set(tmp_path):
     ("content", "message"),
     [
         ("label,content\n1,a b\n5,c\n", r"train.csv: line 3: found label '5', expected 1 to 4"),
-        ("label,content\n0,a\n", r"train.csv: line 2: found label '0', expected 1 to 4 \(data.first_label is 1\)"),
+        (
+            "label,content\n0,a\n",
+            r"line 2: found label '0', expected 1 to 4, a whole number \(data.first_label is 1\)",
+        ),
         ("label,content\nWorld,a\n", r"line 2: found label 'World'"),
         ("label,content\n1,a,b\n", r"line 2: found 3 columns, expected 2 \(label, content\)"),
         ('label,content\n1,"a\nb"\n2\n', r"line 4: found 1 columns, expected 2"),

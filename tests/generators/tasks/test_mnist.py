@@ -269,6 +269,22 @@ def test_download_is_not_tried_where_the_files_are(folder: Path, monkeypatch):
     assert len(MNISTSource("torchvision").load(folder).train) == 20
 
 
+def test_an_incomplete_folder_does_not_stop_the_download(folder: Path, monkeypatch):
+    """Some files beside torchvision's layout are no reason to do without the others."""
+
+    def fetch(root: str, **options) -> None:
+        raw = Path(root) / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        for name, content in contents().items():
+            (raw / name).write_bytes(content)
+
+    expected = MNISTSource().load(folder).digest()
+    (folder / f"t10k-{IMAGES}").unlink()
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fetch)
+    for source in ("torchvision", "idx"):
+        assert MNISTSource(source).load(folder).digest() == expected
+
+
 def test_crop_and_scale_equal_torchvisions_pipeline(mnist: TaskData, monkeypatch):
     """RandomCrop(28, padding=2), ToTensor, Normalize on PIL images, with the same windows, to the bit."""
     offsets = torch.cartesian_prod(torch.arange(5), torch.arange(5))

@@ -118,6 +118,14 @@ def test_a_missing_array_beside_keyed_vectors_is_told(tmp_path):
         read(path)
 
 
+def test_a_torn_array_beside_keyed_vectors_is_told(tmp_path):
+    path = write(tmp_path / "vectors.kv", "KeyedVectors apart")
+    array = tmp_path / "vectors.kv.vectors.npy"
+    array.write_bytes(array.read_bytes()[:-8])
+    with pytest.raises(InputError, match=r"vectors.kv: cannot be loaded as gensim's KeyedVectors .*; save it anew"):
+        read(path)
+
+
 def test_digests_cover_the_arrays_beside_keyed_vectors(tmp_path):
     path = write(tmp_path / "vectors.kv", "KeyedVectors apart")
     array = tmp_path / "vectors.kv.vectors.npy"
