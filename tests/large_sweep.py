@@ -8,8 +8,9 @@ import torch
 from generators.architecture import parameter_count
 from generators.hyperparameters import OPTIMIZERS, Hyperparameters
 from generators.population import METRICS, PopulationState
+from zoo.commit import Commit, RunRecord
 from zoo.plan import Plan, Population
-from zoo.store import METRICS_FILE, Commit, RunRecord, Store, checkpoint_file
+from zoo.store import METRICS_FILE, Store, checkpoint_file
 from zoo.worker import checkpoint_bytes, metrics_bytes
 
 POPULATION = 16

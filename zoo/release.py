@@ -30,12 +30,13 @@ from tqdm import tqdm
 from generators.architecture import unflatten
 from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS, PER_RUN_FIELDS
+from zoo.commit import Commit, FileRecord, RunRecord
 from zoo.errors import ReleaseError
 from zoo.plan import Plan, Population
 from zoo.release_archive import ReleaseArchive
 from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table, refuse_contradictions
 from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY
-from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file, new_attempt
+from zoo.store import METRICS_FILE, Store, checkpoint_file, new_attempt
 from zoo.versions import versions
 
 POPULATION_SIZE = 200

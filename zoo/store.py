@@ -19,16 +19,14 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from zoo.commit import Commit, FileRecord
 from zoo.errors import PlanError, StoreError
 from zoo.plan import Plan, Population
 from zoo.signs import Sign
 from zoo.storage import TEMPORARY_PREFIX, open_storage
 
-COMMIT_FORMAT = 1
 METRICS_FILE = "metrics.parquet"
 FOLDERS = {"plans", "data", "populations", "commits", "quarantine", "removed"}
 """All that lies in a sweep directory."""
@@ -42,71 +40,6 @@ ERROR_CHARACTERS = 20_000
 
 def checkpoint_file(label: str) -> str:
     return "best.safetensors" if label == "best" else f"epoch-{label}.safetensors"
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """Size in bytes and SHA-256 of a file."""
-
-    size: int
-    sha256: str
-
-    @classmethod
-    def of(cls, content: bytes) -> "FileRecord":
-        return cls(len(content), hashlib.sha256(content).hexdigest())
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """Outcome of one run: status "finished" or "diverged" (then with the epoch), and the labels of its checkpoints."""
-
-    status: str
-    diverged_epoch: int | None
-    labels: list[str]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The seal of a population.
-
-    attempt: the folder below populations/ID/ that holds the files.
-    files: name -> size and digest.
-    runs: run_id -> outcome, in the population's order.
-    engine, versions, seconds: for provenance.
-    """
-
-    population: str
-    attempt: str
-    files: dict[str, FileRecord]
-    runs: dict[str, RunRecord]
-    engine: str
-    versions: dict[str, str]
-    seconds: float
-
-    def to_json(self) -> str:
-        """Return JSON that carries its own digest, so that a flipped bit anywhere is noticed."""
-        content = {"format": COMMIT_FORMAT, **asdict(self)}
-        return json.dumps({**content, "sha256": _digest_of(content)}, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str, where: str) -> "Commit":
-        try:
-            content = json.loads(text)
-            if content["format"] != COMMIT_FORMAT:
-                raise StoreError(
-                    f"{where}: format: found {content['format']}, expected {COMMIT_FORMAT}; "
-                    f"use the version that made the sweep"
-                )
-            if content.pop("sha256") != _digest_of(content):
-                raise StoreError(f"{where}: not the content that was written (SHA-256 differs); see `zoo repair`")
-            del content["format"]
-            content["files"] = {name: FileRecord(**record) for name, record in content["files"].items()}
-            content["runs"] = {run_id: RunRecord(**record) for run_id, record in content["runs"].items()}
-            return cls(**content)
-        except StoreError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{where}: not a readable commit ({error!r}); see `zoo repair`") from error
 
 
 class Store:
@@ -363,10 +296,6 @@ def _commit_name(population: str) -> str:
 
 def _attempt_name(population: str, attempt: str) -> str:
     return f"populations/{population}/{attempt}"
-
-
-def _digest_of(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _short_digest(content: bytes) -> str:

@@ -15,6 +15,7 @@ from safetensors.numpy import load
 from generators.architecture import tensor_table
 from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS
+from zoo.commit import Commit, FileRecord
 from zoo.data_record import EMBEDDING, RECORD, VOCABULARY, read_data_record
 from zoo.errors import StoreError, ZooError
 from zoo.plan import Plan, Population
@@ -25,8 +26,6 @@ from zoo.store import (
     SIGN_FILE,
     STATE_FOLDER,
     STOP_FILE,
-    Commit,
-    FileRecord,
     Store,
     checkpoint_file,
     state_is_whole,

@@ -17,10 +17,11 @@ from generators.engines import make_engine
 from generators.engines.base import Engine
 from generators.population import METRICS, PopulationState, train_population
 from generators.tasks.data import TaskData
+from zoo.commit import Commit, FileRecord, RunRecord
 from zoo.plan import Population
 from zoo.signs import Sign
 from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY, safetensors_header
-from zoo.store import METRICS_FILE, Commit, FileRecord, RunRecord, Store, checkpoint_file
+from zoo.store import METRICS_FILE, Store, checkpoint_file
 from zoo.threads import torch_threads
 from zoo.versions import versions
 

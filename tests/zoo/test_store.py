@@ -9,10 +9,11 @@ import pytest
 from sweep_tools import tiny
 
 from zoo import signs
+from zoo.commit import Commit, FileRecord, RunRecord
 from zoo.errors import PlanError, StoreError
 from zoo.plan import make_plan
 from zoo.signs import Sign
-from zoo.store import Commit, FileRecord, RunRecord, Store, new_attempt
+from zoo.store import Store, new_attempt
 
 DIGEST = "0123456789abcdef"
 

@@ -17,10 +17,11 @@ from safetensors.numpy import load, save
 from sweep_tools import assert_undisturbed, tiny
 
 from zoo import repair
+from zoo.commit import FileRecord
 from zoo.files import LocalStorage
 from zoo.repair import repair_sweep
 from zoo.signs import Sign
-from zoo.store import FileRecord, Store
+from zoo.store import Store
 from zoo.sweep import generate
 from zoo.verify_sweep import verify_sweep
 from zoo.worker import HEADER_KEY, safetensors_header
