@@ -22,6 +22,7 @@ from zoo.errors import NFNError
 from zoo.filters import Condition
 from zoo.splits import SPLIT_SHARES, SPLITS
 
+
 @dataclass(frozen=True)
 class WeightData:
     """N checkpoints of one task.
@@ -63,10 +64,10 @@ class WeightData:
         return self if chosen.all() else self.select(np.flatnonzero(chosen))
 
     def digest(self) -> str:
-        """16 hexadecimal digits that name these checkpoints, their accuracies and, by their sums, their weights."""
+        """16 hexadecimal digits that name these checkpoints, their accuracies and every bit of their weights."""
         digest = hashlib.sha256(json.dumps([self.task, self.names]).encode())
         digest.update(self.accuracy.numpy().tobytes())
-        digest.update(self.weights.sum(dim=1, dtype=torch.float64).numpy().tobytes())
+        digest.update(self.weights.contiguous().numpy())
         return digest.hexdigest()[:16]
 
     def require_finite(self) -> None:
