@@ -11,7 +11,12 @@ from sweep_tools import block, tiny
 from generators.architecture import flatten, tensor_table
 from zoo.builder import build
 from zoo.nfn.data import Splits, WeightData, split
+from zoo.nfn.fit import Recipe
+from zoo.nfn.train import Setting
 from zoo.sweep import generate
+
+SHORT = Recipe(epochs=4, warmup_epochs=1)
+STATNN = Setting(task="mnist", epoch_label="best", predictor="statnn", recipe=SHORT, seed=3)
 
 
 @pytest.fixture(scope="session")
