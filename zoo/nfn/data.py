@@ -67,7 +67,7 @@ class WeightData:
         """16 hexadecimal digits that name these checkpoints, their accuracies and every bit of their weights."""
         digest = hashlib.sha256(json.dumps([self.task, self.names]).encode())
         digest.update(self.accuracy.numpy().tobytes())
-        digest.update(self.weights.contiguous().numpy())
+        digest.update(self.weights.contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
     def require_finite(self) -> None:
