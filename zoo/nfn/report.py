@@ -21,6 +21,7 @@ TITLES = {
     "components": "Kendall's tau of transformer-nfn by components",
     "size": "Kendall's tau of transformer-nfn by channels and layers",
 }
+LONGEST_REASON = 300
 CONSTANT = "†"
 NOTHING = "–"  # noqa: RUF001 (an en dash, as tables print it)
 
@@ -103,7 +104,14 @@ def _markdown(rows: Sequence[dict[str, Any]], failed: dict[str, str]) -> str:
             ]
     lines += _notes(rows)
     if failed:
-        lines += ["## Cells without a result", "", *(f"- `{name}`: {reason}" for name, reason in failed.items()), ""]
+        names: dict[str, list[str]] = {}
+        for name, reason in failed.items():
+            names.setdefault(reason, []).append(name)
+        lines += ["## Cells without a result", ""]
+        for reason, cells in names.items():
+            more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+            lines += [f"- `{cells[0]}`{more}: {reason[:LONGEST_REASON]}"]
+        lines += [""]
     return "\n".join(lines)
 
 

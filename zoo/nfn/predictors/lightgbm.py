@@ -7,6 +7,8 @@ from torch import Tensor
 from zoo.nfn.predictors.base import TreePredictor, library, register
 
 ROUNDS = 100
+HISTOGRAM_MEGABYTES = 2048
+"""Without a limit the histograms of 256 leaves over 20,000 columns take 20 GB; it changes speed only."""
 
 
 @register("lightgbm")
@@ -23,6 +25,7 @@ class LightGBMPredictor(TreePredictor):
             "min_sum_hessian_in_leaf": 50,
             "min_data_in_leaf": 1,
             "num_leaves": 256,
+            "histogram_pool_size": HISTOGRAM_MEGABYTES,
             "seed": seed,
             "deterministic": True,
             "force_col_wise": True,
