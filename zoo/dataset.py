@@ -91,12 +91,7 @@ class Zoo:
     def index(self) -> pa.Table:
         """The scalars of every run and label; `file` is null where a diverged run has no checkpoint."""
         files = [path for split in self._configs[INDEX]["data_files"] for path in split["path"]]
-        tables = []
-        for path in files:
-            parquet = self.source.parquet(path)
-            with self.source.readable(path):
-                tables.append(parquet.read())
-        return pa.concat_tables(tables)
+        return pa.concat_tables([self.source.table(path) for path in files])
 
     def embedding(self, task: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the frozen word vectors [V, 32] of a text task and its vocabulary (word i belongs to row i + 1).

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 from huggingface_hub import HfApi, HfFileSystem
 
 # HTTPError is the base of the HTTP client's own errors: which client that is differs between the library's versions.
@@ -36,6 +38,17 @@ class Source:
         """Return the content of a small file; FileNotFoundError where there is none."""
         return self._filesystem.cat_file(f"{self._root}/{path}")
 
+    def table(self, path: str) -> pa.Table:
+        """Return a small Parquet file whole.
+
+        Raises:
+            DatasetError: the file is missing or no Parquet file.
+        """
+        _require_inside(path, self.name)
+        with self.readable(path):
+            # In this thread: one of Arrow's own may let go of Python's bytes while the interpreter ends, and abort it.
+            return pq.ParquetFile(pa.BufferReader(self.read_bytes(path))).read(use_threads=False)
+
     def parquet(self, path: str) -> pq.ParquetFile:
         """Open a Parquet file; each thread has a handle of its own, the footer is read once.
 
@@ -46,7 +59,9 @@ class Source:
         if path not in handles:
             _require_inside(path, self.name)
             with self.readable(path):
-                file = self._filesystem.open(f"{self._root}/{path}", cache_type="none")
+                file: Any = f"{self._root}/{path}"  # Arrow opens files of this machine without Python's help
+                if type(self._filesystem) is not LocalFileSystem:
+                    file = self._filesystem.open(file, cache_type="none")
                 handles[path] = pq.ParquetFile(file, metadata=self._footers.get(path), pre_buffer=True)
             self._footers[path] = handles[path].metadata
         return handles[path]
