@@ -14,6 +14,13 @@ def positive_number(text: str) -> float:
     return _positive(text, float)
 
 
+def whole_number(text: str) -> int:
+    """Read a whole number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of 0 or more")
+    return int(text)
+
+
 def _positive(text: str, kind: type[int] | type[float]) -> float:
     try:
         value = kind(text)

@@ -87,6 +87,7 @@ def build(
     out = local_path(out, "--out")
     stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
     for store in stores:
+        store.require_plans()
         if out.resolve().is_relative_to(Path(store.root).resolve()):
             raise DatasetError(f"--out {out}: found a folder inside the sweep {store.root}, expected one outside of it")
     with _only_build_in(out):

@@ -14,8 +14,9 @@ from typing import Any
 
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
-from zoo.arguments import positive_integer, positive_number
+from zoo.arguments import positive_integer, positive_number, whole_number
 from zoo.errors import one_line
+from zoo.signals import Terminated, sigterm_raises
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,13 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - lives as long as the process
     options = parser().parse_args(arguments)
     try:
-        return options.run(options)
+        with sigterm_raises():
+            return options.run(options)
     except InputError as error:
         print(f"zoo: error: {one_line(error)}", file=sys.stderr)
         return commands.BAD_INPUT
     except KeyboardInterrupt:
         print("zoo: interrupted", file=sys.stderr)
         return commands.INTERRUPTED
+    except Terminated:
+        print("zoo: terminated", file=sys.stderr)
+        return commands.TERMINATED
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has had enough
         return commands.DONE
@@ -106,7 +111,9 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--limit", type=positive_integer, metavar="N", help="only so many, spread over the range of accuracies"
     )
-    evaluate.add_argument("--tolerance", type=int, default=2, metavar="N", help="test examples that may differ")
+    evaluate.add_argument(
+        "--tolerance", type=whole_number, default=2, metavar="N", help="test examples that may differ"
+    )
     _engine_argument(evaluate, "auto")
     _json_argument(evaluate)
 

@@ -17,7 +17,7 @@ from typing import Any
 from generators.errors import InputError
 from zoo.durations import duration
 
-DONE, CHECK_FAILED, BAD_INPUT, QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, CHECK_FAILED, BAD_INPUT, QUARANTINED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
 
 def _print(record: dict[str, Any], as_json: bool) -> None:

@@ -19,6 +19,7 @@ from zoo.errors import ConfigError, one_line
 from zoo.shipped import shipped_folder
 
 ENGINES = ("auto", "torch", "fused")
+WARMUP_EPOCHS = 10
 INTEGER_BITS = 63
 """Without the sign; numbers end in int64 columns."""
 
@@ -93,8 +94,8 @@ class SweepConfig:
     """Blocks of hyperparameter lists; the sweep trains the union of their products."""
     batch_size: int = 128
     """Samples a step."""
-    warmup_epochs: int = 10
-    """Epochs of linear warm-up, at most `epochs`."""
+    warmup_epochs: int = WARMUP_EPOCHS
+    """Epochs of linear warm-up, at most `epochs`. A file that does not give them gets fewer where `epochs` is less."""
     min_learning_rate: float = 1e-5
     """Where the cosine part of the schedule ends."""
     seed: int = 3
@@ -182,6 +183,9 @@ def parse_config(content: Mapping[str, Any]) -> SweepConfig:
     task = content.get("task")
     if not isinstance(task, str) or task not in SOURCES:
         raise ConfigError(f"task: found {task!r}, expected one of {', '.join(SOURCES)}")
+    epochs = content.get("epochs")
+    if isinstance(epochs, int):
+        content.setdefault("warmup_epochs", min(WARMUP_EPOCHS, max(epochs, 0)))
     config = build(SweepConfig, content, "")
     return dataclasses.replace(config, data=build(SOURCES[task], {} if data is None else data, "data."))
 

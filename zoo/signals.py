@@ -59,3 +59,24 @@ def stop_signals() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Terminated(BaseException):
+    """SIGTERM came; like KeyboardInterrupt, it lets everything on the way clean up."""
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise Terminated while the block runs. In a thread other than the main one nothing is changed."""
+
+    def handle(number: int, frame: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

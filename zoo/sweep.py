@@ -100,6 +100,10 @@ def _generate(
     stop: Stop,
 ) -> SweepSummary:
     data = load_data(config.data, store.storage, Path(data_dir) if data_dir is not None else None)
+    if store.has_plan() and not extend:
+        settle_plan(store, config, data, on_gpu=False, extend=False)  # what is refused is so before Ray starts
+        if not store.todo():
+            return _summary(store, [], {}, len(data.train), 0.0)
     cluster = connect(workers, address, config.sweep.gpus_per_population)
     try:
         store.check()
@@ -114,7 +118,7 @@ def _generate(
             device="cuda" if cluster.on_gpu else "cpu",
             state_seconds=config.store.state_seconds,
         )
-        if progress and todo and address is None and not cluster.on_gpu:
+        if progress and todo and address is None and not cluster.on_gpu and not stop.requested:
             rate, seconds = first_estimate(todo, data, config.engine, cluster.slots)
             print(f"about {duration(seconds)} at {rate:.0f} run-steps/s, as measured for a second", file=sys.stderr)
         started = time.monotonic()

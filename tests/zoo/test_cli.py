@@ -3,19 +3,26 @@
 import argparse
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from large_sweep import write_large_sweep
+from scripted_worker import run
+from sweep_tools import tiny
 
 from zoo import commands
 from zoo.builder import build
 from zoo.cli import main, parser
 from zoo.cluster import InProcess
-from zoo.errors import NFNError
+from zoo.config import load_config
+from zoo.errors import ConfigError, NFNError, PlanError
 from zoo.signs import STALE_SECONDS, Sign
 from zoo.store import Store
+from zoo.sweep import generate
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -202,3 +209,53 @@ class TestNFN:
         assert main([*arguments, *given]) == 2
         assert seen["workers"] == workers
         assert seen["address"] == ("auto" if "--address" in given else None)
+
+
+class TestSignals:
+    def test_sigterm_lets_a_command_clean_up_and_ends_with_143(
+        self, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        written = []
+
+        def terminate(*call: object, **options: object) -> None:
+            written.extend(tmp_path.rglob("*"))
+            signal.raise_signal(signal.SIGTERM)
+
+        monkeypatch.setattr("zoo.selection.save_file", terminate)
+        before = signal.getsignal(signal.SIGTERM)
+        assert main(["select", str(dataset), "--out", str(tmp_path / "chosen")]) == 143
+        assert capsys.readouterr().err.endswith("zoo: terminated\n")
+        assert written
+        assert list(tmp_path.iterdir()) == []
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    def test_a_user_error_after_reading_an_index_ends_with_2(self, dataset: Path, tmp_path: Path) -> None:
+        # A thread of Arrow that still held bytes of Python aborted every second such process.
+        command = ["select", str(dataset), "--filter", "test_acc>0.5", "--out", str(tmp_path / "none")]
+        codes = [
+            subprocess.run([sys.executable, "-m", "zoo.cli", *command], capture_output=True, check=False).returncode
+            for _ in range(5)
+        ]
+        assert codes == [2] * 5
+
+
+def test_a_finished_sweep_starts_nothing(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, digits_dir: Path
+) -> None:
+    run(tiny(), tmp_path / "s", digits_dir)
+    monkeypatch.setattr("zoo.sweep.connect", lambda *options: pytest.fail("a cluster was started"))
+    summary = generate(tiny(), tmp_path / "s", digits_dir, progress=False)
+    assert (summary.sealed, summary.trained) == (2, 0)
+    with pytest.raises(PlanError, match="planned otherwise"):
+        generate(tiny(epochs=5), tmp_path / "s", digits_dir, progress=False)
+
+
+def test_fewer_epochs_have_a_shorter_warm_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    grid = "{optimizer: [adam], learning_rate: [1e-3], init_std: [0.1], l2: [0], dropout: [0], train_fraction: [1.0]}"
+    text = f"task: mnist\nepochs: 20\nsave_epochs: [best]\ngrid: [{grid}]\n"
+    (tmp_path / "sweep.yaml").write_text(text)
+    assert load_config(tmp_path / "sweep.yaml").warmup_epochs == 10
+    assert load_config(tmp_path / "sweep.yaml", ["epochs=3"]).warmup_epochs == 3
+    (tmp_path / "sweep.yaml").write_text(text + "warmup_epochs: 10\n")
+    with pytest.raises(ConfigError, match=r"warmup_epochs: found 10, expected 0 to epochs \(3\)"):
+        load_config(tmp_path / "sweep.yaml", ["epochs=3"])
