@@ -179,7 +179,7 @@ def test_a_node_that_stops_seeing_the_folder_is_taken_for_lost(
     tmp_path: Path, digits_dir: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setattr(driver_module, "LONGEST_PAUSE", 0.1)
-    answers = iter([True, False, False])
+    answers = iter([False, True, False, False])  # before there is a plan; when nodes are checked; of two tasks
     monkeypatch.setattr(Store, "has_plan", lambda self: next(answers, True))
     generate(tiny(), tmp_path / "s", digits_dir, workers=0, progress=False)
     assert "a node does not see" in capfd.readouterr().err
