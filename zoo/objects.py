@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zoo.errors import StoreError
+from zoo.errors import StoreError, one_line
 from zoo.storage import S3_PREFIX, TEMPORARY_PREFIX, Entry
 
 ATTEMPTS = 8
@@ -38,7 +38,7 @@ class ObjectStorage:
             raise StoreError(f"{url}: needs the package s3fs; pip install 'small-transformer-zoo[s3]'") from error
         except Exception as error:  # botocore's, aiohttp's and s3fs's own kinds have no common base
             raise StoreError(
-                f"{url}: cannot reach bucket {bucket!r} ({' '.join(str(error).split())}); "
+                f"{url}: cannot reach bucket {bucket!r} ({one_line(error)}); "
                 f"check its name, the credentials and AWS_ENDPOINT_URL"
             ) from error
 
@@ -146,7 +146,7 @@ class ObjectStorage:
         try:
             return getattr(self._files, method)(*arguments, **options)
         except (BotoCoreError, ClientError) as error:
-            raise OSError(errno.EIO, " ".join(str(error).split())) from error
+            raise OSError(errno.EIO, one_line(error)) from error
 
 
 def _error_code(error: OSError) -> str | None:

@@ -31,6 +31,7 @@ from generators.architecture import unflatten
 from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS, PER_RUN_FIELDS
 from zoo.commit import Commit, FileRecord, RunRecord
+from zoo.config import label_order
 from zoo.errors import ReleaseError
 from zoo.plan import Plan, Population
 from zoo.release_archive import ReleaseArchive
@@ -171,7 +172,7 @@ def _make_plan(
     for run in dict.fromkeys(checkpoint.hyperparameters for checkpoint in checkpoints):
         groups[tuple(value for name, value in run.to_dict().items() if name not in PER_RUN_FIELDS)].append(run)
     populations = tuple(Population.of(part) for runs in groups.values() for part in _parts(runs))
-    labels = sorted({c.label for c in checkpoints}, key=lambda label: math.inf if label == "best" else int(label))
+    labels = sorted({c.label for c in checkpoints}, key=label_order)
     data = {
         "source": "the release of the paper's authors",
         "data_digest": "a digest of the release's table; the data itself is not known",

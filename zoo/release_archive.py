@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from generators.architecture import CLASSES, IMAGE_TOKENS, flatten, parameter_count, sinusoidal_positions, tensor_table
-from zoo.errors import ReleaseError
+from zoo.errors import ReleaseError, one_line
 
 CHECKPOINT_NAME = re.compile(r"(?P<run>[\w.-]+)_(?P<epoch>\d{1,6}|best1?)_(?P<accuracy>\d{1,5})\.pt", re.ASCII)
 """File name of a checkpoint; ACCURACY is int(accuracy * 10000)."""
@@ -33,6 +33,7 @@ POSITIONS = "embedding.pos_embedding"
 PICKLE_BYTES = 1 << 16
 """What a checkpoint may hold besides its weights: pickle, zip directory, alignment, positions (14 kB seen)."""
 METADATA_BYTES = 1 << 28
+LONGEST_REASON = 200
 UNSAFE = re.compile(r"^[/\\]|^[A-Za-z]:|\\|\0|(^|/)\.\.?(/|$)|//")
 
 
@@ -148,7 +149,9 @@ class ReleaseArchive:
         except ReleaseError:
             raise
         except Exception as error:  # a broken or hostile pickle raises anything
-            raise ReleaseError(f"cannot be read ({type(error).__name__}: {_one_line(error)})") from error
+            raise ReleaseError(
+                f"cannot be read ({type(error).__name__}: {one_line(error)[:LONGEST_REASON]})"
+            ) from error
         return _weights(state, task)
 
     def _read(self, entry: Entry) -> bytes:
@@ -238,7 +241,3 @@ def _weights(state: object, task: str) -> Tensor:
 @cache
 def _positions() -> Tensor:
     return sinusoidal_positions(IMAGE_TOKENS)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -100,14 +100,15 @@ def _generate(
     stop: Stop,
 ) -> SweepSummary:
     data = load_data(config.data, store.storage, Path(data_dir) if data_dir is not None else None)
+    plans: list[Plan] = []
     if store.has_plan() and not extend:
-        settle_plan(store, config, data, on_gpu=False, extend=False)  # what is refused is so before Ray starts
+        plans = settle_plan(store, config, data, on_gpu=False, extend=False)  # what is refused is so before Ray starts
         if not store.todo():
             return _summary(store, [], {}, len(data.train), 0.0)
     cluster = connect(workers, address, config.sweep.gpus_per_population)
     try:
         store.check()
-        plans = settle_plan(store, config, data, cluster.on_gpu, extend)
+        plans = plans or settle_plan(store, config, data, cluster.on_gpu, extend)
         write_data_record(store.storage, data)
         todo = store.todo()
         check_room(store, todo, plans[0].labels, cluster.slots)

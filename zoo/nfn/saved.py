@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from zoo.errors import NFNError
+from zoo.errors import NFNError, one_line
 from zoo.files import write
 from zoo.nfn.data import WeightData
 from zoo.nfn.fit import FitState, predict_network
@@ -82,7 +82,7 @@ def load_predictor(folder: str | Path, device: torch.device | str = "cpu") -> Sa
         else:
             predictor.load_state(state)
     except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise NFNError(f"{folder / TENSORS}: does not fit {CONFIG} ({reason}); {TRAIN_AGAIN}") from error
     return SavedPredictor(predictor, config, record["result"])
 
@@ -132,7 +132,7 @@ def load_state(out: Path, config: dict[str, Any]) -> FitState | None:
             rest = json.loads(file.metadata()["fit"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
-        raise NFNError(f"{path}: damaged ({' '.join(str(error).split())}); remove it to start again") from error
+        raise NFNError(f"{path}: damaged ({one_line(error)}); remove it to start again") from error
     require_same(path, rest["config"], config)
     moments: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _under("adam.", tensors).items():
