@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 # Ray listens on all interfaces otherwise, even with a node address of 127.0.0.1. Set before anything imports it.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell lets what it starts in the background ignore SIGINT, which some tests send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 
