@@ -11,7 +11,6 @@ Dimensions: B sample, T token, D width, H head, K width of a head, C class, P pa
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +48,14 @@ class TensorSpec:
         return math.prod(self.shape)
 
 
-@cache
 def tensor_table(task: str) -> tuple[TensorSpec, ...]:
     """Return the trained tensors of a task's transformer in state_dict order (MNIST 18,506 numbers, AG News 17,764)."""
     if task not in CLASSES:
         raise InputError(f"task: found {task!r}, expected one of {', '.join(CLASSES)}")
+    return _TENSORS[task]
+
+
+def _tensors(task: str) -> tuple[TensorSpec, ...]:
     rows: list[tuple[str, tuple[int, ...]]] = []
     if task == "mnist":
         rows += [("embedding.conv1.weight", (WIDTH, 1, PATCH, PATCH)), ("embedding.conv1.bias", (WIDTH,))]
@@ -65,6 +67,9 @@ def tensor_table(task: str) -> tuple[TensorSpec, ...]:
     rows += [("classifier.fc1.weight", (WIDTH, WIDTH)), ("classifier.fc1.bias", (WIDTH,))]
     rows += [("classifier.fc2.weight", (CLASSES[task], WIDTH)), ("classifier.fc2.bias", (CLASSES[task],))]
     return tuple(TensorSpec(name, shape) for name, shape in rows)
+
+
+_TENSORS = {task: _tensors(task) for task in CLASSES}
 
 
 def parameter_count(task: str) -> int:

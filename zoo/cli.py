@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from generators.engines import ENGINES
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
 from zoo.arguments import positive_integer, positive_number, whole_number
@@ -215,7 +216,7 @@ def _selection_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _engine_argument(command: argparse.ArgumentParser, default: str) -> None:
-    choices = sorted({"auto", "torch", "fused", default})
+    choices = sorted({*ENGINES, default})
     command.add_argument("--engine", choices=choices, default=default, help=f"what computes; default: {default}")
 
 

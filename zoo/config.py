@@ -107,7 +107,7 @@ class SweepConfig:
     population_size: int | str = "auto"
     """Runs trained together, at most; auto: 200 on a GPU, on a CPU so many that an epoch takes about a minute."""
     engine: str = "auto"
-    """auto, torch or fused."""
+    """auto, torch, compiled or fused."""
     data: Any = None
     """Where the task's data comes from; keys depend on the task."""
     store: StoreConfig = field(default_factory=StoreConfig)

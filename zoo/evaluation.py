@@ -181,7 +181,7 @@ def rerun(
     Args:
         dataset: a dataset folder or a repository.
         data_dir: folder of the task's data.
-        engine: "recorded" for the one that trained it; auto, torch or fused.
+        engine: "recorded" for the one that trained it; auto, torch, compiled or fused.
 
     Raises:
         DatasetError: no checkpoint of such a run, an imported run, or data that it was not trained on.

@@ -31,7 +31,7 @@ class WorkerSettings:
     """How a worker trains.
 
     labels: epoch labels to keep.
-    engine: auto, torch or fused.
+    engine: auto, torch, compiled or fused.
     device: torch device.
     threads: of the engine.
     state_seconds: a state is saved at the first epoch boundary after so many seconds.

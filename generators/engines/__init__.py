@@ -11,7 +11,7 @@ from generators.engines.torch_engine import TorchEngine
 from generators.errors import InputError
 from generators.tasks.data import TaskData
 
-ENGINES = ("auto", "torch", "fused")
+ENGINES = ("auto", "torch", "compiled", "fused")
 _log = logging.getLogger(__name__)
 
 
@@ -26,21 +26,22 @@ def make_engine(
     """Return the engine called `name` for a task's data.
 
     Args:
-        name: "torch", "fused", or "auto": fused where it serves (CPU, float32) and can be built, with one line of
-            warning where it cannot; torch otherwise.
+        name: "torch", "compiled" (torch through torch.compile), "fused", or "auto": fused where it serves (CPU,
+            float32) and can be built, with one line of warning where it cannot; torch otherwise.
         threads: of the fused engine; torch has its own setting.
-        runs_at_once: of the torch engine, where memory is short; None for a choice by device.
+        runs_at_once: of the torch engines, where memory is short; None for a choice by device.
 
     Raises:
-        InputError: an unknown name, or "fused" where it does not serve or cannot be built.
+        InputError: an unknown name, "fused" where it does not serve or cannot be built, or "compiled" where
+            torch.compile does not work.
     """
     if name not in ENGINES:
         raise InputError(f"engine: found {name!r}, expected one of {', '.join(ENGINES)}")
     served = torch.device(device).type == "cpu" and dtype == torch.float32
     if name == "fused" and not served:
         raise InputError(f"engine: fused serves float32 on the CPU, found {dtype} on {device}; use torch or auto")
-    if name == "torch" or not served:
-        return TorchEngine(data, device, dtype, runs_at_once)
+    if name in ("torch", "compiled") or not served:
+        return TorchEngine(data, device, dtype, runs_at_once, compiled=name == "compiled")
     try:
         return FusedEngine(data.to("cpu"), threads)
     except FusedUnavailableError as error:

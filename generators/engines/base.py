@@ -51,7 +51,7 @@ class Evaluation:
 
 class Engine(Protocol):
     name: str
-    """"torch" or "fused"; recorded with everything that the engine makes."""
+    """"torch", "compiled" or "fused"; recorded with everything that the engine makes."""
     data: TaskData
     """The data that it was made for, on its device."""
     device: torch.device

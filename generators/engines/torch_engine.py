@@ -1,8 +1,7 @@
-"""The reference engine: the model written once, for one run, and torch.func for the population.
+"""The reference engine: the model written once, for one run, and torch.func for the population (stacked_model.py).
 
-`functional_call` gives the network as a function of its weights, `grad_and_value` its gradient, `vmap` maps both over
-the stacked weights. It serves the CPU and CUDA, and float64 too. A batch's inputs and its dropout numbers are made
-once, outside vmap, and shared by all runs.
+It serves the CPU and CUDA, and float64 too. A batch's inputs and its dropout numbers are made once and shared by all
+runs. On a GPU nothing in a training step waits for the device.
 
 Dimensions: R run, B sample, T token, D width, C class, P parameter.
 """
@@ -11,11 +10,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 
-from generators.architecture import DROPOUT_SITES, WIDTH, SmallTransformer, unflatten
+from generators.architecture import DROPOUT_SITES, WIDTH
 from generators.engines.base import Batch, Evaluation, StepResult
+from generators.engines.stacked_model import Mode, check_compiler, fixed_tensors, stacked_model
 from generators.streams import DROPOUT_LEVELS, dropout_numbers, dropout_threshold
 from generators.tasks.data import Split, TaskData, crop, scale
 
@@ -26,6 +24,9 @@ EVALUATION_BATCH = 250
 GPU_SAMPLES = 128
 """Samples of a training batch for which the memory of a GPU is shared out."""
 GPU_MEMORY_SHARE = 0.8
+GRAPH_RUNS = 16
+"""Widest compiled population whose step is replayed as a CUDA graph. The 50 or so launches of a step take about as long
+as the kernels of so many runs; this is a calculation, which tests/benchmarks/gpu.py checks."""
 TRAINING_BYTES = (8_000, 80)
 """Memory of one run's training step: bytes a token, and bytes a pair of tokens (attention). Measured without dropout
 were 8.2 KB a token at 49 tokens, 12.1 KB at 128 and 33.6 KB at 512; the rest is for dropout, and a margin."""
@@ -41,9 +42,12 @@ class TorchEngine:
         dtype: of weights, activations and gradients.
         runs_at_once: how many runs one vmap call takes, on a GPU no more than its memory holds; None for a choice by
             device. Changes results by rounding only.
-    """
+        compiled: by torch.compile; then the engine's name is "compiled", as fused kernels round differently.
+        graph_runs: widest population whose compiled step is replayed as a CUDA graph; changes no bit.
 
-    name = "torch"
+    Raises:
+        InputError: torch.compile is asked for and does not work here.
+    """
 
     def __init__(
         self,
@@ -51,24 +55,33 @@ class TorchEngine:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         runs_at_once: int | None = None,
+        compiled: bool = False,
+        graph_runs: int = GRAPH_RUNS,
     ) -> None:
+        self.name = "compiled" if compiled else "torch"
         self.device = torch.device(device)
         self.dtype = dtype
         self.data = data.to(self.device)
-        vectors = None if self.data.word_vectors is None else self.data.word_vectors.to(dtype)
-        self._model = SmallTransformer(data.task, vectors, max_tokens=data.max_tokens).to(self.device, dtype).eval()
+        buffers = fixed_tensors(data.task, data.word_vectors, data.max_tokens)
+        self._buffers = {name: tensor.to(self.device, dtype) for name, tensor in buffers.items()}
         self._runs_at_once = self._settle_width(runs_at_once)
-        self._gradients = vmap(grad_and_value(self._loss, has_aux=True), (0, None, None, None, None))
-        self._forward = vmap(self._logits, (0, None, None, None))
+        self._graph_runs = min(graph_runs, self._runs_at_once) if self.device.type != "cpu" else 0
+        if compiled:
+            check_compiler(self.device.type)
+        self._model = stacked_model(data.task, Mode.COMPILED if compiled else Mode.EAGER)
 
+    @torch.no_grad()
     def train_step(self, weights: Tensor, batch: Batch) -> StepResult:
         split = self.data.train
         labels = split.labels[batch.indices]
         inputs, lengths = self._inputs(split, batch.indices, batch.crops)
         masks = self._dropout_masks(batch, tokens=self.data.max_tokens if lengths is None else inputs.shape[1])
+        model = self._model
+        if self.name == "compiled" and len(weights) <= self._graph_runs:
+            model = stacked_model(self.data.task, Mode.GRAPH)
         gradients, losses, correct = [], [], []
         for rows in self._run_chunks(len(weights)):
-            gradient, (loss, right) = self._gradients(weights[rows], inputs, lengths, labels, masks)
+            gradient, (loss, right) = model.gradients(weights[rows], self._buffers, inputs, lengths, masks, labels)
             gradients.append(gradient)
             losses.append(loss)
             correct.append(right)
@@ -84,9 +97,11 @@ class TorchEngine:
         kept_scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - threshold)
         return list((numbers >= threshold).to(self.dtype) * kept_scale)
 
+    @torch.no_grad()
     def logits(self, weights: Tensor, split: Split) -> Tensor:
         return torch.cat(list(self._logit_batches(weights, split.to(self.device))), dim=1)
 
+    @torch.no_grad()
     def evaluate(self, weights: Tensor, split: Split) -> Evaluation:
         split = split.to(self.device)
         loss = torch.zeros(len(weights), dtype=torch.float64, device=self.device)
@@ -124,28 +139,24 @@ class TorchEngine:
             batch = evaluation_samples(len(weights), self._runs_at_once, self.data.max_tokens)
         for indices in torch.arange(len(split), device=self.device).split(batch):
             inputs, lengths = self._inputs(split, indices, None)
-            with torch.no_grad():
-                parts = [self._forward(weights[rows], inputs, lengths, None) for rows in self._run_chunks(len(weights))]
-            yield torch.cat(parts)
+            chunks = self._run_chunks(len(weights))
+            yield torch.cat(
+                [self._model.logits(weights[rows], self._buffers, inputs, lengths, None) for rows in chunks]
+            )
 
     def _inputs(self, split: Split, indices: Tensor, crops: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return what the model takes: scaled images, or token ids cut to the longest text, and their lengths."""
+        """Return what the model takes: scaled images, or token ids and their lengths.
+
+        Eagerly on the CPU the ids are cut to the longest text. On a GPU its length would have to be waited for, and
+        torch.compile would compile for each.
+        """
         samples = split.inputs[indices]
         if split.lengths is None:
             return scale(samples if crops is None else crop(samples, crops), self.dtype), None
         lengths = split.lengths[indices]
-        longest = int(lengths.max()) if self.device.type == "cpu" else samples.shape[1]
-        return samples[:, :longest], lengths
-
-    def _logits(self, weights: Tensor, inputs: Tensor, lengths: Tensor | None, masks: list[Tensor] | None) -> Tensor:
-        return functional_call(self._model, unflatten(self.data.task, weights), (inputs, lengths, masks))
-
-    def _loss(
-        self, weights: Tensor, inputs: Tensor, lengths: Tensor | None, labels: Tensor, masks: list[Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return one run's loss and, beside it, the number of right answers."""
-        logits = self._logits(weights, inputs, lengths, masks)
-        return F.cross_entropy(logits, labels), (logits.argmax(dim=-1) == labels).sum()
+        if self.device.type == "cpu" and self.name == "torch":
+            samples = samples[:, : int(lengths.max())]
+        return samples, lengths
 
 
 def runs_that_fit(memory: int, tokens: int) -> int:
