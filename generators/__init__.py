@@ -1,1 +1,2 @@
-"""The ground floor: hyperparameters in, trained weights out. Knows no files of ours, no Ray, no Hub."""
+ENGINES = ("auto", "torch", "compiled", "fused")
+"""Names of engines (generators.engines.make_engine); here, where naming one does not import torch."""

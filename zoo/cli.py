@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from generators.engines import ENGINES
+from generators import ENGINES
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
 from zoo.arguments import positive_integer, positive_number, whole_number

@@ -12,13 +12,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from generators import ENGINES
 from generators.errors import InputError
 from generators.hyperparameters import BEST_BY, INITIALISATIONS, OPTIMIZERS
 from generators.tasks import SOURCES
 from zoo.errors import ConfigError, one_line
 from zoo.shipped import shipped_folder
 
-ENGINES = ("auto", "torch", "fused")
 WARMUP_EPOCHS = 10
 INTEGER_BITS = 63
 """Without the sign; numbers end in int64 columns."""

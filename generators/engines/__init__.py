@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from generators import ENGINES
 from generators.engines.base import Engine
 from generators.engines.fused.build import FusedUnavailableError
 from generators.engines.fused_engine import FusedEngine
@@ -11,7 +12,6 @@ from generators.engines.torch_engine import TorchEngine
 from generators.errors import InputError
 from generators.tasks.data import TaskData
 
-ENGINES = ("auto", "torch", "compiled", "fused")
 _log = logging.getLogger(__name__)
 
 

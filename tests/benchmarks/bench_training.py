@@ -1,6 +1,6 @@
 """How fast a sweep trains, end to end, against the usual loop and the torch engine, alternating in one run.
 
-    python tests/benchmarks/bench_training.py --task mnist --data-dir FOLDER [--rounds 5]
+    python tests/benchmarks/bench_training.py --task mnist --data-dir FOLDER [--rounds 5] [--epochs 4]
 
 End to end: real data, batch 128, an evaluation after every epoch, checkpoints and metrics written and sealed, one
 worker a core; start-up of the workers excluded. Beside it the fused engine's training steps alone, in one process and
@@ -35,11 +35,10 @@ EPOCHS = {"mnist": 1, "ag_news": 8}
 """Enough steps that the evaluation of epoch 0 weighs little."""
 
 
-def sweep_rate(task: str, engine: str, data_dir: Path, runs: int, workers: int) -> float:
+def sweep_rate(task: str, engine: str, data_dir: Path, runs: int, workers: int, epochs: int) -> float:
     """Return run-steps per second of a sweep of `runs` Adam runs with dropout 0.1."""
     rates = [1e-3 * 1.05**i for i in range(runs)]
     fixed = "optimizer: [adam], init_std: [0.2], l2: [1e-6], dropout: [0.1], train_fraction: [1.0]"
-    epochs = EPOCHS[task]
     overrides = [
         f"epochs={epochs}",
         "warmup_epochs=0",
@@ -68,26 +67,37 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=16, help="of the fused engine's sweep")
     parser.add_argument("--torch-runs", type=int, default=4, help="of the slower torch engine's sweep")
+    parser.add_argument("--torch-engine", choices=("torch", "compiled"), default="torch")
+    parser.add_argument("--epochs", type=int, help="of the sweeps; default: 1 for mnist, 8 for ag_news")
     options = parser.parse_args()
     workers = os.cpu_count() or 1
+    epochs = options.epochs or EPOCHS[options.task]
     data = plain_loop.load(options.task, options.data_dir, **SETTINGS[options.task])
-    rates = ("plain loop", "torch engine", "fused engine", "steps, 1", f"steps, {workers}")
-    names = (*rates, "torch/plain", "fused/plain", "fused/torch", "rest/steps", "scaling")
+    rates = ("plain loop", f"{options.torch_engine} engine", "fused engine", "steps, 1", f"steps, {workers}")
+    names = (
+        *rates,
+        f"{options.torch_engine}/plain",
+        "fused/plain",
+        f"fused/{options.torch_engine}",
+        "rest/steps",
+        "scaling",
+    )
     rows = []
     print(f"{options.task}, {workers} cores, run-steps/s")
-    print("  ".join(f"{name:>12s}" for name in names))
+    print("  ".join(f"{name:>15s}" for name in names))
     pool = multiprocessing.get_context("spawn").Pool(workers)
     for _ in range(options.rounds):
         torch.set_num_threads(workers)
         plain = plain_loop.run_steps_per_second(data, steps=100)
-        slow = sweep_rate(options.task, "torch", options.data_dir, max(options.torch_runs, workers), workers)
-        fast = sweep_rate(options.task, "fused", options.data_dir, options.runs, workers)
+        slow_runs = max(options.torch_runs, workers)
+        slow = sweep_rate(options.task, options.torch_engine, options.data_dir, slow_runs, workers, epochs)
+        fast = sweep_rate(options.task, "fused", options.data_dir, options.runs, workers, epochs)
         width = options.runs // workers
         (one,) = pool.starmap(step_rate, [(options.task, width)])
         all_ = sum(pool.starmap(step_rate, [(options.task, width)] * workers, chunksize=1))
         ratios = (slow / plain, fast / plain, fast / slow, all_ / fast - 1, all_ / (one * workers))
         rows.append((plain, slow, fast, one, all_, *ratios))
-        print("  ".join(f"{value:12.2f}" for value in rows[-1]), flush=True)
+        print("  ".join(f"{value:15.2f}" for value in rows[-1]), flush=True)
     pool.terminate()
     print("  ".join(f"{median(column):12.2f}" for column in zip(*rows, strict=True)), " median")
 

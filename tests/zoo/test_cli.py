@@ -55,6 +55,11 @@ def test_every_option_has_a_help_unless_it_lists_its_choices() -> None:
     assert bare == set()
 
 
+def test_help_and_completion_wait_for_no_torch() -> None:
+    program = "import sys, zoo.cli; zoo.cli.parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 class TestBuild:
     def test_workers_write_what_threads_write(
         self, sweep: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,7 +79,7 @@ BAD = [
     ({"min_learning_rate": float("nan")}, "min_learning_rate: found nan, expected a finite number"),
     ({"population_size": 0}, "population_size: found 0, expected auto or a whole number of 1 or more"),
     ({"best_by": "train"}, "best_by: found 'train', expected one of test, validation"),
-    ({"engine": "jax"}, "engine: found 'jax', expected one of auto, torch, fused"),
+    ({"engine": "jax"}, "engine: found 'jax', expected one of auto, torch, compiled, fused"),
     ({"store": {"state_seconds": -1}}, "store.state_seconds: found -1.0, expected 0 or more"),
     ({"sweep": {"gpus_per_population": 2}}, "sweep.gpus_per_population: found 2.0, expected more than 0, at most 1"),
     ({"grid": []}, "grid: found [], expected at least one block"),

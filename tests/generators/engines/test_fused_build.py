@@ -182,5 +182,5 @@ def test_engine_by_name(digits: TaskData):
         make_engine("fused", digits, dtype=torch.float64)
     with pytest.raises(InputError, match="fused serves float32 on the CPU"):
         make_engine("fused", digits, device="cuda")
-    with pytest.raises(InputError, match="found 'fast', expected one of auto, torch, fused"):
+    with pytest.raises(InputError, match="found 'fast', expected one of auto, torch, compiled, fused"):
         make_engine("fast", digits)
