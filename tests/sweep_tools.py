@@ -45,8 +45,13 @@ def _write_idx(path: Path, values: np.ndarray) -> None:
 
 
 def tiny(**changes: Any) -> SweepConfig:
-    """Two populations (without and with dropout) of two runs, four epochs; keyword arguments replace keys."""
-    content: dict[str, Any] = {
+    """The configuration of `tiny_content`; keyword arguments replace keys."""
+    return parse_config(tiny_content() | changes)
+
+
+def tiny_content() -> dict[str, Any]:
+    """Two populations (without and with dropout) of two runs, four epochs."""
+    return {
         "task": "mnist",
         "epochs": 4,
         "save_epochs": [0, 2, 4, "best"],
@@ -57,7 +62,6 @@ def tiny(**changes: Any) -> SweepConfig:
         "store": {"state_seconds": 0},
         "grid": [block()],
     }
-    return parse_config(content | changes)
 
 
 def block(**changes: Any) -> dict[str, Any]:

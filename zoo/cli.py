@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a check failed, 2 bad input (one line says which), 3 some 
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,14 +16,17 @@ from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
 from zoo.arguments import positive_integer, positive_number, whole_number
 from zoo.errors import one_line
+from zoo.output import lasting_output
 from zoo.signals import Terminated, sigterm_raises
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    if sys.stderr is None:  # closed by whoever started us
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - lives as long as the process
-    options = parser().parse_args(arguments)
+    with lasting_output():
+        return _run(parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         with sigterm_raises():
             return options.run(options)
@@ -38,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("zoo: terminated", file=sys.stderr)
         return commands.TERMINATED
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has had enough
-        return commands.DONE
+        return commands.DONE  # whoever read our output has had enough
     except OSError as error:
         print(f"zoo: error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         return commands.BAD_INPUT

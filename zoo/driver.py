@@ -27,7 +27,7 @@ POLL_SECONDS = 0.5
 SIGN_SECONDS = 5.0
 """Signs of life of running attempts are read so often; of other drivers' attempts too."""
 START_SECONDS = 600.0
-"""A worker may take so long, or hang_seconds if that is more, until its own first sign: it starts, loads, may queue."""
+"""A worker may take so long, or hang_seconds if that is more, until its first epoch: it queues, starts, and loads."""
 KILL_SECONDS = 30.0
 """A hanging task that still has not ended so long after it was killed is given up, with its slot."""
 CRASHES_IN_A_ROW = 3
@@ -241,7 +241,7 @@ class Driver:
     def _patience(self, job: _Job) -> float:
         """Seconds without a sign of life after which a job hangs."""
         limit = self.options.hang_seconds
-        return limit if job.sign != job.claim else max(limit, START_SECONDS)
+        return limit if job.sign.time > job.sign.started else max(limit, START_SECONDS)
 
     def _kill(self, task: Any, job: _Job) -> None:
         known = job.sign != job.claim  # the claim names this process
@@ -273,6 +273,8 @@ def _train(store: Store, population: Population, attempt: str, data: TaskData, s
     """The task that runs on a worker."""
     if not store.has_plan():
         return UNSEEN
+    # From here on the task stands in no queue: if it hangs before its first epoch, that is a crash of the population.
+    store.write_sign(population.id, attempt, Sign.now(0))
     return run_population(
         store, population, attempt, data, settings, lambda: store.stop_requested(population.id, attempt)
     )

@@ -1,7 +1,7 @@
 """The frozen list of a sweep's runs and populations: what has to exist when the sweep is done.
 
 A plan is settled once, from the configuration and the digest of the data, and kept in the sweep directory. Its JSON is
-canonical: equal plans are equal bytes.
+canonical: equal plans are equal bytes, and it ends with its own digest, so that a flipped bit anywhere is noticed.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ from generators.population import HELD_OUT_SHARE, PER_RUN_FIELDS
 from zoo.config import SweepConfig
 from zoo.errors import PlanError
 
-PLAN_FORMAT = 1
+PLAN_FORMAT = 2
+DIGEST_KEY = ',"sha256":"'
 GPU_POPULATION = 200
 CPU_POPULATION_STEPS = 7500
 """Run-steps in a CPU population's epoch, about a minute of one core: 16 runs on the full MNIST."""
@@ -78,7 +79,7 @@ class Plan:
         return run_steps(self.runs, train_samples)
 
     def to_json(self) -> str:
-        """Return the canonical JSON: what all runs share once, then a row a run."""
+        """Return the canonical JSON: what all runs share once, a row a run, and the digest of it all."""
         first = self.populations[0].runs[0].to_dict()
         varying = [name for name in first if any(getattr(run, name) != first[name] for run in self.runs)]
         content = {
@@ -94,17 +95,21 @@ class Plan:
                 for p in self.populations
             ],
         }
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _with_digest(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Plan":
-        """Read a plan back and check every id; `where` names the file in errors."""
+        """Read a plan back and check its digest and every id; `where` names the file in errors."""
         try:
             content = json.loads(text)
             if content["format"] != PLAN_FORMAT:
                 raise PlanError(
                     f"{where}: format: found {content['format']}, expected {PLAN_FORMAT}; "
                     f"use the version of this package that made the sweep"
+                )
+            if text != _with_digest(text[: text.rfind(DIGEST_KEY)] + "}"):
+                raise PlanError(
+                    f"{where}: not the content that was written (SHA-256 differs); restore the file from a copy"
                 )
             *columns, _ = content["columns"]
             populations = []
@@ -122,6 +127,11 @@ class Plan:
             raise
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise PlanError(f"{where}: not a readable plan ({error!r}); restore the file from a copy") from error
+
+
+def _with_digest(text: str) -> str:
+    """Return the JSON of an object with the digest of that text as its last key."""
+    return f'{text[:-1]}{DIGEST_KEY}{hashlib.sha256(text.encode()).hexdigest()}"}}'
 
 
 def run_steps(runs: Iterable[Hyperparameters], train_samples: int) -> int:

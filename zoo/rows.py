@@ -122,9 +122,7 @@ class _Collector:
         _check_digest(folder / name, commit)
         stacked = StackedCheckpoints(folder / name)
         self.files.append(stacked.path)
-        header = stacked.header
-        places = zip(range(len(header["run_ids"])), header["epochs"], strict=True)
-        return dict(zip(header["run_ids"], places, strict=True))
+        return stacked.places
 
     def rows(self) -> Rows:
         schema = pa.schema([field for field in index_schema() if field.name not in INDEX_PLACE])

@@ -5,10 +5,11 @@ import json
 import mmap
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
+from generators.architecture import tensor_table
 from zoo.errors import StoreError
 
 CHECKPOINT_FORMAT = 1
@@ -25,18 +26,25 @@ def safetensors_header(content: bytes) -> str:
 class StackedCheckpoints:
     """A population's checkpoints of one epoch label, in a safetensors file of tensors [R, *shape].
 
+    places: run_id -> its row and its epoch (None where nobody knows it).
+
     Raises:
-        StoreError: the file is not one, or is shorter than its header says.
+        StoreError: the file is not one: damaged, or with another header or other tensors.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                self._length = int.from_bytes(file.read(8), "little")
-                self._entries: dict[str, Any] = json.loads(file.read(self._length))
-            self.header: dict[str, Any] = json.loads(self._entries.pop("__metadata__")[HEADER_KEY])
-        except (OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+            with safe_open(path, "numpy") as file:  # checks the types and places of the tensors, and the file's length
+                header = json.loads(file.metadata()[HEADER_KEY])
+                entries = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+                found = {name: (entry.get_dtype(), *entry.get_shape()) for name, entry in entries.items()}
+            places = enumerate(header["epochs"])
+            self.places: dict[str, tuple[int, int | None]] = dict(zip(header["run_ids"], places, strict=True))
+            expected = {spec.name: ("F32", len(self.places), *spec.shape) for spec in tensor_table(header["task"])}
+            if found != expected:
+                raise ValueError("tensors of other names, shapes or types than those of its runs")
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path}: not a readable checkpoint file ({error!r}); see `zoo verify`") from error
 
     @cached_property
@@ -44,16 +52,14 @@ class StackedCheckpoints:
         """Name -> float32 [R, *shape], backed by the file."""
         with self.path.open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        data = np.frombuffer(content, np.uint8, offset=8 + self._length)
-        tensors = {}
-        for name, entry in self._entries.items():
-            start, end = entry["data_offsets"]
-            if end > len(data):
-                raise StoreError(
-                    f"{self.path}: found {len(data)} bytes of tensors, expected {end} for {name}; see `zoo verify`"
-                )
-            tensors[name] = data[start:end].view(np.float32).reshape(entry["shape"])
-        return tensors
+        start = 8 + int.from_bytes(content[:8], "little")
+        entries = json.loads(content[8:start])
+        del entries["__metadata__"]
+        data = np.frombuffer(content, np.uint8, offset=start)
+        return {
+            name: data[slice(*entry["data_offsets"])].view(np.float32).reshape(entry["shape"])
+            for name, entry in entries.items()
+        }
 
     def row(self, position: int) -> dict[str, np.ndarray]:
         """Return the tensors of one run."""

@@ -180,8 +180,8 @@ def _fault_of_content(content: bytes, file: str, population: Population, plan: P
         for label in plan.labels:
             if file == checkpoint_file(label):
                 return _fault_of_checkpoints(content, label, population, commit)
-    except (SafetensorError, pa.ArrowInvalid, ValueError, KeyError) as error:
-        return f"not readable ({error})"
+    except (SafetensorError, pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
+        return f"not readable ({error!r})"
     return None  # what an import kept beside them
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from generators.architecture import unflatten
@@ -179,7 +180,10 @@ def _kind_of_state(engine: Engine) -> dict[str, Any]:
 def _newest_state(store: Store, population: Population, engine: Engine) -> PopulationState | None:
     """Return the newest state that this engine can continue, or None."""
     for content in store.load_states(population.id):
-        header = json.loads(safetensors_header(content))
-        if header == {"population": population.id, **_kind_of_state(engine)}:
-            return PopulationState.from_tensors(load(content), engine.device)
+        try:
+            header = json.loads(safetensors_header(content))
+            if header == {"population": population.id, **_kind_of_state(engine)}:
+                return PopulationState.from_tensors(load(content), engine.device)
+        except (SafetensorError, ValueError, KeyError, TypeError):
+            continue  # no state, although its digest is right: as good as a torn one
     return None

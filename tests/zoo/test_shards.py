@@ -1,5 +1,4 @@
 import hashlib
-import json
 import os
 import pickle
 import re
@@ -338,8 +337,8 @@ def test_dead_writers_files_are_never_read_daft_3576(tmp_path: Path) -> None:
 
 def test_an_imported_best_has_no_epoch(tmp_path: Path) -> None:
     store = write_large_sweep(tmp_path / "sweep", 2, epochs=1, labels=("best",))
-    plan = json.loads((store.root / "plans" / "000.json").read_text()) | {"origin": "imported"}
-    (store.root / "plans" / "000.json").write_text(json.dumps(plan, sort_keys=True, separators=(",", ":")))
+    (plan,) = store.plans()
+    (store.root / "plans" / "000.json").write_text(replace(plan, origin="imported").to_json())
     (commit,) = store.commits()
     folder = store.attempt_folder(commit.population, commit.attempt)
     path = folder / "metrics.parquet"

@@ -1,5 +1,6 @@
 """What the driver does with a population whose worker fails, by the kind of the failure."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,35 @@ def test_a_task_that_only_stood_in_the_queue_is_no_fault_of_the_population(
     assert run(tiny(sweep={"hang_seconds": 0.001}), tmp_path / "s", digits_dir).quarantined == {}
     assert len(worker_task.calls) == 2
     assert_undisturbed(tmp_path / "s", expected)
+
+
+class Hanging(InProcess):
+    """A cluster whose workers hang before their first epoch, until they are killed."""
+
+    def __init__(self) -> None:
+        self._started: set[Any] = set()
+        self._killed: list[Any] = []
+
+    def wait(self, tasks: list[Any], timeout: float) -> list[tuple[Any, Any]]:
+        for task in set(tasks) - self._started:
+            self._started.add(task)
+            assert task() == "hangs"
+        return [(self._killed.pop(), Failure(FailureKind.CRASH, "the worker died"))] if self._killed else []
+
+    def kill(self, task: Any, host: str | None, pid: int | None) -> None:
+        assert pid == os.getpid()
+        self._killed.append(task)
+
+
+def test_a_worker_that_hangs_before_its_first_epoch_has_crashed(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("START_SECONDS", 0.0), ("SIGN_SECONDS", 0.0), ("run_population", lambda *_: "hangs")):
+        monkeypatch.setattr(driver_module, name, value)
+    monkeypatch.setattr("zoo.sweep.connect", lambda *_: Hanging())
+    summary = run(tiny(sweep={"hang_seconds": 0.001}), tmp_path / "s", digits_dir)
+    assert list(summary.quarantined.values()) == ["crash: the worker died"] * 2
+    assert len(worker_task.calls) == 6
 
 
 @pytest.mark.parametrize("garbage", ["done", "sealed", "skipped", "stopped", 7, {"a": [1]}, b"\x00" * 1000])

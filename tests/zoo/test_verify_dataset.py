@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from huggingface_hub import DatasetCard
 
 from zoo.builder import PROVENANCE, read_checksums
 from zoo.errors import DatasetError
+from zoo.plan import Plan
 from zoo.schema import tensor_array, tensor_values
 from zoo.shards import _weight_options
 from zoo.verification import verify
@@ -204,9 +206,8 @@ class TestPlans:
     def test_another_plan(self, copy: Path) -> None:
         """A plan that is whole, but not the one that the rows come from."""
         (path,) = copy.glob("plans/*.json")
-        plan = json.loads(path.read_text())
-        plan["labels"] = ["0", "1", "2"]
-        path.write_text(json.dumps(plan, sort_keys=True, separators=(",", ":")))
+        plan = Plan.from_json(path.read_text(), path.name)
+        path.write_text(dataclasses.replace(plan, labels=("0", "1", "2")).to_json())
         seal(copy)
         problems = verify_dataset(copy)
         assert re.fullmatch(rf"plans/{path.name}: its digest is \w+, provenance.json says \w+", problems[0])
@@ -217,7 +218,7 @@ class TestPlans:
         (path,) = copy.glob("plans/*.json")
         path.write_text(path.read_text().replace("0.003", "0.004"))
         seal(copy)
-        assert "ids do not follow from the runs" in verify_dataset(copy)[0]
+        assert f"plans/{path.name}: not the content that was written" in verify_dataset(copy)[0]
 
     def test_a_plan_that_is_gone(self, copy: Path) -> None:
         content = json.loads((copy / PROVENANCE).read_text())

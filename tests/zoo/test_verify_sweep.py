@@ -61,20 +61,18 @@ def test_a_finished_sweep_has_no_problem(undisturbed: Path) -> None:
     assert verify_sweep(undisturbed) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plans/", "data/record")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data/record"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flipped_bit_is_found_wherever_it_is(kind: str, seed: int, sweep: Path) -> None:
     flip_bit(of_kind(sweep, kind), seed)
     assert any(kind in problem for problem in verify_sweep(sweep))
 
 
-@pytest.mark.parametrize("part", [b"learning_rate", b"[[0.01", b'"seed":3', b'"id":"', b'"labels":["0'])
-def test_a_changed_plan_is_found(part: bytes, sweep: Path) -> None:
+def test_a_flipped_bit_of_a_plans_settings_is_one_line(sweep: Path) -> None:
     path = sweep / "plans/000.json"
-    content = path.read_bytes()
-    position = content.index(part.removesuffix(b'"')) + len(part) - 1
-    path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
-    assert verify_sweep(sweep)
+    path.write_bytes(path.read_bytes().replace(b'"population_size":2', b'"population_size":3'))
+    told = "not the content that was written (SHA-256 differs); restore the file from a copy"
+    assert verify_sweep(sweep) == [f"plans: {path}: {told}"]
 
 
 def test_a_record_of_other_data_is_found(sweep: Path) -> None:
@@ -187,6 +185,9 @@ def without_last_run(content: bytes) -> bytes:
         ("best.safetensors", changed_header(label="4"), "label: found 4, expected best"),
         ("epoch-4.safetensors", changed_header(epochs=[4, 3]), "epochs: found [4, 3], expected 4 of every run"),
         ("epoch-4.safetensors", changed_header(run_ids=["a", "b"]), "run_ids: found ['a', 'b']"),
+        ("epoch-4.safetensors", changed_header(epochs=4), "not readable"),
+        ("epoch-4.safetensors", lambda content: save(load(content), {HEADER_KEY: "[]"}), "not readable"),
+        ("epoch-4.safetensors", lambda content: b"\x02" + bytes(7) + b"[]", "not readable"),
         ("epoch-4.safetensors", lambda content: b"\x00" * 100, "not readable"),
         ("metrics.parquet", changed_curve("test_loss", float("inf")), "test_loss of run"),
         ("metrics.parquet", changed_curve("test_accuracy", 1.5), "test_accuracy of run"),

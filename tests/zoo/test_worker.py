@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 from sweep_tools import block, rows, tiny
 
 from generators.architecture import SmallTransformer, flatten, tensor_table
@@ -19,7 +19,7 @@ from zoo.plan import Population, make_plan
 from zoo.signs import Sign
 from zoo.store import Store
 from zoo.threads import torch_threads
-from zoo.worker import WorkerSettings, run_population, safetensors_header
+from zoo.worker import HEADER_KEY, WorkerSettings, run_population, safetensors_header
 
 LABELS = ("0", "2", "4", "best")
 SETTINGS = WorkerSettings(LABELS, state_seconds=0)
@@ -38,6 +38,12 @@ def population(request: pytest.FixtureRequest, data: TaskData) -> Population:
 
 def plan_of(data: TaskData, **changes: Any) -> list[Population]:
     return list(make_plan(tiny(**changes), data.digest(), len(data.train)).populations)
+
+
+def without_weights(state: bytes) -> bytes:
+    tensors = load(state)
+    del tensors["weights"]
+    return save(tensors, {HEADER_KEY: safetensors_header(state)})
 
 
 def stop_at(epoch: int) -> Iterator[bool]:
@@ -85,6 +91,26 @@ def test_a_damaged_state_and_one_of_another_engine_are_not_continued(data: TaskD
     run_population(other, population, "a1", data, SETTINGS)
     assert rows(store.root) == rows(other.root)
     assert store.commit(population.id).engine == "fused"
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda state: b"\x02" + bytes(7) + b"[]", lambda state: save(load(state)), without_weights]
+)
+def test_a_state_of_another_shape_is_as_good_as_none(
+    spoil: Callable[[bytes], bytes], data: TaskData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is right: whoever wrote it meant it."""
+    store, population = Store(tmp_path), plan_of(data)[0]
+    answers = stop_at(2)
+    run_population(store, population, "a1", data, SETTINGS, lambda: next(answers))
+    whole = next(store.load_states(population.id))
+    store.save_state(population.id, 3, spoil(whole))
+    store.save_state(population.id, 2, whole)
+    first = []
+    write_sign = Store.write_sign
+    monkeypatch.setattr(Store, "write_sign", lambda *a: (first.append(a[3].first_epoch), write_sign(*a)))
+    assert run_population(store, population, "a2", data, SETTINGS) == "sealed"
+    assert set(first) == {2}
 
 
 def test_a_sealed_population_is_skipped_without_training(

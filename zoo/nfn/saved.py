@@ -131,22 +131,24 @@ def load_state(out: Path, config: dict[str, Any]) -> FitState | None:
         with safe_open(path, "pt") as file:
             rest = json.loads(file.metadata()["fit"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("adam.", tensors).items():
+            number, moment = name.split(".")
+            moments.setdefault(int(number), {})[moment] = tensor
+        state = FitState(
+            epoch=rest["epoch"],
+            network=_under("network.", tensors),
+            optimizer={"state": moments, "param_groups": rest["groups"]},
+            best=_under("best.", tensors),
+            best_epoch=rest["best_epoch"],
+            history=rest["history"],
+            seconds=rest["seconds"],
+        )
+        made_with = dict(rest["config"])
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
         raise NFNError(f"{path}: damaged ({one_line(error)}); remove it to start again") from error
-    require_same(path, rest["config"], config)
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _under("adam.", tensors).items():
-        number, moment = name.split(".")
-        moments.setdefault(int(number), {})[moment] = tensor
-    return FitState(
-        epoch=rest["epoch"],
-        network=_under("network.", tensors),
-        optimizer={"state": moments, "param_groups": rest["groups"]},
-        best=_under("best.", tensors),
-        best_epoch=rest["best_epoch"],
-        history=rest["history"],
-        seconds=rest["seconds"],
-    )
+    require_same(path, made_with, config)
+    return state
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

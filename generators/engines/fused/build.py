@@ -29,9 +29,13 @@ def find_compiler() -> list[str]:
     """Return the words of $CXX if it is set, else the first of c++, g++, clang++ on the PATH.
 
     Raises:
-        FusedUnavailableError: there is none.
+        FusedUnavailableError: there is none, or $CXX cannot be split into words.
     """
-    given = shlex.split(os.environ.get("CXX", ""))
+    words = os.environ.get("CXX", "")
+    try:
+        given = shlex.split(words)
+    except ValueError as error:
+        raise FusedUnavailableError(f"no C++ compiler: CXX is {words!r} ({error}); mend it or unset it") from error
     for name in given[:1] or COMPILERS:
         if path := shutil.which(name):
             return [path, *given[1:]]

@@ -153,13 +153,23 @@ def test_compiler_may_come_with_arguments(monkeypatch):
     assert find_compiler() == [plain[0], "-g", "-Wall"]
 
 
-def test_without_a_compiler_auto_warns_once_and_takes_torch(cache: Path, digits: TaskData, monkeypatch, caplog):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("no-such-compiler", "found none of no-such-compiler"),
+        ('g++ "-g', "CXX is 'g++ \"-g' (No closing quotation)"),
+        ("g++ \\", "CXX is 'g++ \\\\' (No escaped character)"),
+    ],
+)
+def test_without_a_compiler_auto_warns_once_and_takes_torch(
+    words: str, reason: str, cache: Path, digits: TaskData, monkeypatch, caplog
+):
+    monkeypatch.setenv("CXX", words)
     with caplog.at_level(logging.WARNING):
         engine = make_engine("auto", digits)
     assert isinstance(engine, TorchEngine)
     (record,) = caplog.records
-    assert "found none of no-such-compiler" in record.getMessage() and "\n" not in record.getMessage()
+    assert reason in record.getMessage() and "\n" not in record.getMessage()
     with pytest.raises(InputError, match="fused is not available: no C"):
         make_engine("fused", digits)
 

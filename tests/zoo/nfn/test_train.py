@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import SHORT, STATNN, make_data
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from tqdm import tqdm
 
 from generators.architecture import unflatten
@@ -221,8 +221,12 @@ class TestRepeat:
         with pytest.raises(NFNError, match=r"predictor.json: data: found"):
             train_on(split(make_data("mnist", 120, seed=9), 0), STATNN, "cpu", tmp_path, progress=False)
 
-    def test_a_damaged_state_is_refused(self, readable: Splits, tmp_path: Path) -> None:
-        (tmp_path / STATE).write_bytes(b"torn")
+    @pytest.mark.parametrize(
+        "content",
+        [b"torn", save({}), *(save({"adam.x": torch.zeros(1)}, {"fit": fit}) for fit in ("[]", "{}"))],
+    )
+    def test_a_damaged_state_is_refused(self, content: bytes, readable: Splits, tmp_path: Path) -> None:
+        (tmp_path / STATE).write_bytes(content)
         with pytest.raises(NFNError, match=r"state.safetensors: damaged .*remove it to start again"):
             train_on(readable, STATNN, "cpu", tmp_path, progress=False)
 
