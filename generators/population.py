@@ -217,15 +217,14 @@ def _initial_state(runs: Sequence[Hyperparameters], engine: Engine) -> Populatio
 
 def _measure(state: PopulationState, recipe: Hyperparameters, engine: Engine, validation: Split | None) -> None:
     """Evaluate, mark runs that diverged in this epoch, and update the best epoch."""
+    losses = [state.metrics["train_loss"][:, state.epoch]] if state.epoch > 0 else []
     for name, split in (("validation", validation), ("test", engine.data.test)):
         if split is not None:
             result = engine.evaluate(state.weights, split)
-            state.metrics[f"{name}_loss"][:, state.epoch] = result.loss.cpu()
+            losses.append(result.loss.cpu())
+            state.metrics[f"{name}_loss"][:, state.epoch] = losses[-1]
             state.metrics[f"{name}_accuracy"][:, state.epoch] = result.accuracy.cpu()
-    losses = [name for name in METRICS if name.endswith("loss") and (name != "train_loss" or state.epoch > 0)]
-    if validation is None:
-        losses.remove("validation_loss")
-    finite = torch.isfinite(torch.stack([state.metrics[name][:, state.epoch] for name in losses])).all(dim=0)
+    finite = torch.isfinite(torch.stack(losses)).all(dim=0)
     finite &= torch.isfinite(state.weights).all(dim=1).cpu()
     for metric in state.metrics.values():
         metric[~finite, state.epoch] = torch.nan

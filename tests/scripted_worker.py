@@ -23,7 +23,7 @@ class ScriptedWorker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
-        self.widths: list[int | None] = []
+        self.gpu_shares: list[float] = []
         self.outcome: Outcome = lambda population: None
         self._train = driver_module._train
         monkeypatch.setattr(driver_module, "_train", self)
@@ -31,6 +31,6 @@ class ScriptedWorker:
 
     def __call__(self, store: Any, population: Population, attempt: str, data: Any, settings: Any) -> Any:
         self.calls.append(population.id)
-        self.widths.append(settings.runs_at_once)
+        self.gpu_shares.append(settings.gpu_share)
         found = self.outcome(population)
         return self._train(store, population, attempt, data, settings) if found is None else found

@@ -33,6 +33,8 @@ KILL_SECONDS = 30.0
 CRASHES_IN_A_ROW = 3
 """A population whose worker has died so often, with no new state in between, is set aside."""
 LONGEST_PAUSE = 60.0
+SMALLEST_GPU_SHARE = 2**-10
+"""Of its part of a GPU's memory: where a population does not get by with that, it is set aside."""
 UNSEEN = "unseen"
 """What a task returns on a machine that does not see the sweep directory."""
 
@@ -46,6 +48,7 @@ class _Job:
     claim: Sign
     state: list[str]
     sign: Sign
+    settings: WorkerSettings
     changed_at: float = field(default_factory=time.monotonic)
     killed_at: float | None = None
 
@@ -126,7 +129,7 @@ class Driver:
             attempt = new_attempt()
             claim = Sign.now(0)
             self.store.write_sign(population.id, attempt, claim)
-            job = _Job(population, attempt, claim, self.store.states(population.id)[-1:], claim)
+            job = _Job(population, attempt, claim, self.store.states(population.id)[-1:], claim, self.settings)
             # The job is known before it starts: in this process, a task runs inside `wait` and a signal meets it there.
             task = self.cluster.submit(_train, self.store, population, attempt, shared, self.settings)
             self._running[task] = job
@@ -187,7 +190,7 @@ class Driver:
         if failure.kind is FailureKind.LOST_NODE:
             self._losses[id_] += 1
             return self._retry(job.population, pause=2.0 ** self._losses[id_])
-        if failure.kind is FailureKind.OUT_OF_MEMORY and self._halve_runs_at_once(job.population):
+        if failure.kind is FailureKind.OUT_OF_MEMORY and self._halve_gpu_share(job):
             return self._retry(job.population)
         if failure.kind in (FailureKind.CRASH, FailureKind.STORAGE):
             if self.store.states(id_)[-1:] != job.state:
@@ -204,16 +207,18 @@ class Driver:
         self._not_before[population.id] = time.monotonic() + min(pause, LONGEST_PAUSE)
         self._pending.append(population)
 
-    def _halve_runs_at_once(self, population: Population) -> bool:
-        """Let fewer runs go through the network together, in all populations from now on; False where one was too much.
+    def _halve_gpu_share(self, job: _Job) -> bool:
+        """Let all populations plan with less memory from now on; False where that has come to its end.
 
-        A population that was started before the last change just runs again with what is set now.
+        A population that was started before the last change just runs again with what is set now: all workers of a
+        kind of GPU meet its limit at about the same time.
         """
-        width = min(self.settings.runs_at_once or len(population.runs), len(population.runs))
-        if width == 1:
+        if job.settings.gpu_share > self.settings.gpu_share:
+            return True
+        if self.settings.gpu_share <= self.options.gpus_per_population * SMALLEST_GPU_SHARE:
             return False
-        self.settings = replace(self.settings, runs_at_once=(width + 1) // 2)
-        self._say(f"GPU memory is short: {self.settings.runs_at_once} runs go through the network together from now on")
+        self.settings = replace(self.settings, gpu_share=self.settings.gpu_share / 2)
+        self._say(f"GPU memory is short: populations plan with {self.settings.gpu_share:.2g} of it from now on")
         return True
 
     # Watching

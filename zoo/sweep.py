@@ -118,6 +118,7 @@ def _generate(
             engine=config.engine,
             device="cuda" if cluster.on_gpu else "cpu",
             state_seconds=config.store.state_seconds,
+            gpu_share=config.sweep.gpus_per_population,
         )
         if progress and todo and address is None and not cluster.on_gpu and not stop.requested:
             rate, seconds = first_estimate(todo, data, config.engine, cluster.slots)

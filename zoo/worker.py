@@ -36,7 +36,7 @@ class WorkerSettings:
     device: torch device.
     threads: of the engine.
     state_seconds: a state is saved at the first epoch boundary after so many seconds.
-    runs_at_once: runs that go through the network together on a GPU, if its memory is short; None for all.
+    gpu_share: share of a GPU's memory that the worker may use.
     """
 
     labels: tuple[str, ...]
@@ -44,7 +44,7 @@ class WorkerSettings:
     device: str = "cpu"
     threads: int = 1
     state_seconds: float = 300.0
-    runs_at_once: int | None = None
+    gpu_share: float = 1.0
 
 
 def run_population(
@@ -80,7 +80,7 @@ def _train(
     should_stop: Callable[[], bool],
 ) -> str:
     started = time.monotonic()
-    engine = make_engine(settings.engine, data, settings.device, settings.threads, runs_at_once=settings.runs_at_once)
+    engine = make_engine(settings.engine, data, settings.device, settings.threads, gpu_share=settings.gpu_share)
     resumed = _newest_state(store, population, engine)
     first = Sign.now(resumed.epoch if resumed else 0)
     store.write_sign(population.id, attempt, first)

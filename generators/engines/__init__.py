@@ -21,7 +21,7 @@ def make_engine(
     device: torch.device | str = "cpu",
     threads: int = 1,
     dtype: torch.dtype = torch.float32,
-    runs_at_once: int | None = None,
+    gpu_share: float = 1.0,
 ) -> Engine:
     """Return the engine called `name` for a task's data.
 
@@ -29,7 +29,7 @@ def make_engine(
         name: "torch", "compiled" (torch through torch.compile), "fused", or "auto": fused where it serves (CPU,
             float32) and can be built, with one line of warning where it cannot; torch otherwise.
         threads: of the fused engine; torch has its own setting.
-        runs_at_once: of the torch engines, where memory is short; None for a choice by device.
+        gpu_share: share of a GPU's memory for the torch engines.
 
     Raises:
         InputError: an unknown name, "fused" where it does not serve or cannot be built, or "compiled" where
@@ -41,11 +41,13 @@ def make_engine(
     if name == "fused" and not served:
         raise InputError(f"engine: fused serves float32 on the CPU, found {dtype} on {device}; use torch or auto")
     if name in ("torch", "compiled") or not served:
-        return TorchEngine(data, device, dtype, runs_at_once, compiled=name == "compiled")
+        return TorchEngine(data, device, dtype, gpu_share=gpu_share, compiled=name == "compiled")
     try:
         return FusedEngine(data.to("cpu"), threads)
     except FusedUnavailableError as error:
         if name == "fused":
-            raise InputError(f"engine: fused is not available: {error}; torch and auto work, 5 times slower") from error
-        _log.warning("fused engine not available, using torch (about 5 times slower): %s", error)
-        return TorchEngine(data, device, dtype, runs_at_once)
+            raise InputError(
+                f"engine: fused is not available: {error}; torch and auto work, 7 to 17 times slower"
+            ) from error
+        _log.warning("fused engine not available, using torch (7 to 17 times slower): %s", error)
+        return TorchEngine(data, device, dtype)

@@ -21,8 +21,6 @@ CPU_RUNS_AT_ONCE = 1
 """On a CPU stacked activations of several runs leave the cache, so runs go through the network one after the other."""
 EVALUATION_BATCH = 250
 """Samples of one evaluation batch on a CPU."""
-GPU_SAMPLES = 128
-"""Samples of a training batch for which the memory of a GPU is shared out."""
 GPU_MEMORY_SHARE = 0.8
 GRAPH_RUNS = 16
 """Widest compiled population whose step is replayed as a CUDA graph. The 50 or so launches of a step take about as long
@@ -42,6 +40,7 @@ class TorchEngine:
         dtype: of weights, activations and gradients.
         runs_at_once: how many runs one vmap call takes, on a GPU no more than its memory holds; None for a choice by
             device. Changes results by rounding only.
+        gpu_share: share of a GPU's memory to use, where others work on it too or the memory was too short.
         compiled: by torch.compile; then the engine's name is "compiled", as fused kernels round differently.
         graph_runs: widest population whose compiled step is replayed as a CUDA graph; changes no bit.
 
@@ -55,6 +54,7 @@ class TorchEngine:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         runs_at_once: int | None = None,
+        gpu_share: float = 1.0,
         compiled: bool = False,
         graph_runs: int = GRAPH_RUNS,
     ) -> None:
@@ -64,8 +64,9 @@ class TorchEngine:
         self.data = data.to(self.device)
         buffers = fixed_tensors(data.task, data.word_vectors, data.max_tokens)
         self._buffers = {name: tensor.to(self.device, dtype) for name, tensor in buffers.items()}
-        self._runs_at_once = self._settle_width(runs_at_once)
-        self._graph_runs = min(graph_runs, self._runs_at_once) if self.device.type != "cpu" else 0
+        self._runs_at_once = runs_at_once
+        self._memory = None if self.device.type == "cpu" else gpu_memory(self.device, gpu_share)
+        self._graph_runs = 0 if self.device.type == "cpu" else graph_runs
         if compiled:
             check_compiler(self.device.type)
         self._model = stacked_model(data.task, Mode.COMPILED if compiled else Mode.EAGER)
@@ -76,11 +77,12 @@ class TorchEngine:
         labels = split.labels[batch.indices]
         inputs, lengths = self._inputs(split, batch.indices, batch.crops)
         masks = self._dropout_masks(batch, tokens=self.data.max_tokens if lengths is None else inputs.shape[1])
+        width = self._width(len(batch.indices))
         model = self._model
-        if self.name == "compiled" and len(weights) <= self._graph_runs:
+        if self.name == "compiled" and len(weights) <= min(width, self._graph_runs):
             model = stacked_model(self.data.task, Mode.GRAPH)
         gradients, losses, correct = [], [], []
-        for rows in self._run_chunks(len(weights)):
+        for rows in chunks(len(weights), width):
             gradient, (loss, right) = model.gradients(weights[rows], self._buffers, inputs, lengths, masks, labels)
             gradients.append(gradient)
             losses.append(loss)
@@ -117,32 +119,22 @@ class TorchEngine:
             correct += (logits.argmax(dim=-1) == labels).sum(dim=1)
         return Evaluation(loss / len(split), correct.double() / len(split))
 
-    def _settle_width(self, asked: int | None) -> int:
-        """Return how many runs go through the network together: by cache on a CPU, by memory on a GPU.
-
-        By the memory that the GPU has, not by what is free of it: rounding depends on the width, and results should not
-        depend on what else runs there.
-        """
-        if self.device.type == "cpu":
-            return asked or CPU_RUNS_AT_ONCE
-        _, memory = torch.cuda.mem_get_info(self.device)
-        fitting = runs_that_fit(memory, self.data.max_tokens)
-        return min(asked or fitting, fitting)
-
-    def _run_chunks(self, runs: int) -> Iterator[slice]:
-        width = self._runs_at_once
-        return (slice(start, start + width) for start in range(0, runs, width))
+    def _width(self, samples: int) -> int:
+        """Return how many runs train together on so many samples: by cache on a CPU, by memory on a GPU."""
+        if self._memory is None:
+            return self._runs_at_once or CPU_RUNS_AT_ONCE
+        fitting = runs_that_fit(self._memory, samples, self.data.max_tokens)
+        return min(self._runs_at_once or fitting, fitting)
 
     def _logit_batches(self, weights: Tensor, split: Split) -> Iterator[Tensor]:
-        batch = EVALUATION_BATCH
-        if self.device.type != "cpu":
-            batch = evaluation_samples(len(weights), self._runs_at_once, self.data.max_tokens)
-        for indices in torch.arange(len(split), device=self.device).split(batch):
+        runs, samples = self._runs_at_once or CPU_RUNS_AT_ONCE, EVALUATION_BATCH
+        if self._memory is not None:
+            runs = min(len(weights), self._runs_at_once or len(weights))
+            runs, samples = evaluation_shape(self._memory, runs, self.data.max_tokens)
+        for indices in torch.arange(len(split), device=self.device).split(samples):
             inputs, lengths = self._inputs(split, indices, None)
-            chunks = self._run_chunks(len(weights))
-            yield torch.cat(
-                [self._model.logits(weights[rows], self._buffers, inputs, lengths, None) for rows in chunks]
-            )
+            rows = chunks(len(weights), runs)
+            yield torch.cat([self._model.logits(weights[part], self._buffers, inputs, lengths, None) for part in rows])
 
     def _inputs(self, split: Split, indices: Tensor, crops: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what the model takes: scaled images, or token ids and their lengths.
@@ -159,18 +151,33 @@ class TorchEngine:
         return samples, lengths
 
 
-def runs_that_fit(memory: int, tokens: int) -> int:
-    """Return for how many runs a GPU with `memory` bytes holds a training step of samples of `tokens` tokens."""
-    return max(1, int(GPU_MEMORY_SHARE * memory) // (GPU_SAMPLES * _sample_bytes(TRAINING_BYTES, tokens)))
+def chunks(runs: int, width: int) -> Iterator[slice]:
+    return (slice(start, start + width) for start in range(0, runs, width))
 
 
-def evaluation_samples(runs: int, runs_at_once: int, tokens: int) -> int:
-    """Return how many samples a GPU evaluates at once for a population of `runs` runs.
+def gpu_memory(device: torch.device, share: float) -> int:
+    """Return how many bytes of a GPU an engine may plan with.
 
-    They take the memory that a training step of `runs_at_once` runs takes, so that a smaller width needs less.
+    Of the memory that the GPU has, not of what is free: rounding depends on the width, and results should not depend on
+    what else runs there.
     """
-    memory = runs_at_once * GPU_SAMPLES * _sample_bytes(TRAINING_BYTES, tokens)
-    return memory // (min(runs, runs_at_once) * _sample_bytes(EVALUATION_BYTES, tokens))
+    _, memory = torch.cuda.mem_get_info(device)
+    return int(GPU_MEMORY_SHARE * share * memory)
+
+
+def runs_that_fit(memory: int, samples: int, tokens: int) -> int:
+    """Return for how many runs so many bytes hold a training step of `samples` samples of `tokens` tokens."""
+    return max(1, memory // (samples * _sample_bytes(TRAINING_BYTES, tokens)))
+
+
+def evaluation_shape(memory: int, runs: int, tokens: int) -> tuple[int, int]:
+    """Return how many runs, at most `runs`, and how many samples so many bytes hold in an evaluation.
+
+    All runs go together where 128 samples of each fit.
+    """
+    fitting = memory // _sample_bytes(EVALUATION_BYTES, tokens)
+    runs = min(runs, max(1, fitting // 128))
+    return runs, max(1, fitting // runs)
 
 
 def _sample_bytes(rates: tuple[int, int], tokens: int) -> int:

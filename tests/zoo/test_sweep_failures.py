@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from scripted_worker import ScriptedWorker, run
 from sweep_tools import assert_undisturbed, block, tiny
 
 from zoo import driver as driver_module
+from zoo import sweep as sweep_module
 from zoo.cluster import Failure, FailureKind, InProcess
 from zoo.plan import Population
 from zoo.store import Store
@@ -187,18 +189,37 @@ def test_a_worker_that_dies_right_after_sealing_has_sealed(
     assert_undisturbed(tmp_path / "s", expected)
 
 
-def test_short_gpu_memory_halves_the_runs_that_go_together_and_trains_the_same_runs(
+def test_short_gpu_memory_halves_what_populations_plan_with_and_trains_the_same_runs(
     tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker
 ) -> None:
     def short_of_memory(population: Population) -> None:
-        if worker_task.widths[-1] != 1:
+        if worker_task.gpu_shares[-1] > 0.1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     worker_task.outcome = short_of_memory
     config = tiny(population_size=5, grid=[block(learning_rate=[1e-2, 1e-3, 2e-3, 3e-3, 4e-3], dropout=[0.0])])
+    config = replace(config, sweep=replace(config.sweep, gpus_per_population=0.5))
     summary = run(config, tmp_path / "s", digits_dir)
-    assert (worker_task.widths, summary.quarantined) == ([None, 3, 2, 1], {})
+    assert (worker_task.gpu_shares, summary.quarantined) == ([0.5, 0.25, 0.125, 0.0625], {})
     assert len(Store(tmp_path / "s").commit(worker_task.calls[0]).runs) == 5
+
+
+def test_workers_that_run_short_of_gpu_memory_together_halve_it_once(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both populations start with the whole memory and fail; then both run with half of it."""
+
+    class TwoSlots(InProcess):
+        slots = 2
+
+    def short_of_memory(population: Population) -> None:
+        if worker_task.gpu_shares[-1] > 0.5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    worker_task.outcome = short_of_memory
+    monkeypatch.setattr(sweep_module, "connect", lambda *arguments: TwoSlots())
+    summary = run(tiny(), tmp_path / "s", digits_dir)
+    assert (worker_task.gpu_shares, summary.sealed) == ([1.0, 1.0, 0.5, 0.5], 2)
 
 
 def test_a_run_that_alone_is_too_much_for_the_gpu_is_set_aside(
@@ -210,6 +231,7 @@ def test_a_run_that_alone_is_too_much_for_the_gpu_is_set_aside(
     worker_task.outcome = never
     summary = run(tiny(), tmp_path / "s", digits_dir)
     assert [e.partition(":")[0] for e in summary.quarantined.values()] == ["out of GPU memory"] * 2
+    assert worker_task.gpu_shares[-1] == 2**-10
 
 
 def test_a_quarantined_population_that_another_driver_sealed_is_not_reported(

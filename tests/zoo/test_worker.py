@@ -258,17 +258,6 @@ def test_states_are_saved_by_time(data: TaskData, tmp_path: Path) -> None:
     assert saved == {rare.root: [], always.root: [0, 1, 2, 3]}
 
 
-def test_runs_at_once_only_narrows_the_torch_engine(data: TaskData, tmp_path: Path) -> None:
-    whole, narrow = Store(tmp_path / "whole"), Store(tmp_path / "narrow")
-    population = plan_of(data)[0]
-    run_population(whole, population, "a1", data, WorkerSettings(LABELS, "torch", runs_at_once=2))
-    run_population(narrow, population, "a1", data, WorkerSettings(LABELS, "torch", runs_at_once=1))
-    for name in ("epoch-4.safetensors", "best.safetensors"):
-        a, b = (load(store.read(population.id, "a1", name)) for store in (whole, narrow))
-        for key in a:
-            torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-4)
-
-
 def test_the_callers_number_of_threads_comes_back_even_after_an_error(data: TaskData, tmp_path: Path) -> None:
     population, seen = plan_of(data)[0], []
 

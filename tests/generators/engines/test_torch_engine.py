@@ -168,38 +168,58 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("tokens", [49, 64, 512])
 @pytest.mark.parametrize("runs", [1, 7, 200])
-def test_half_the_width_takes_about_half_the_memory_of_a_gpu(tokens: int, runs: int):
-    """After a lack of memory the width is halved, which must help in evaluation as well as in training."""
+def test_half_the_memory_of_a_gpu_holds_about_half_the_samples(tokens: int, runs: int):
+    """After a lack of memory its share is halved, which must help in evaluation as well as in training."""
 
-    def evaluated(width: int) -> int:
-        return min(runs, width) * torch_engine.evaluation_samples(runs, width, tokens)
+    def evaluated(memory: int) -> int:
+        runs_, samples = torch_engine.evaluation_shape(memory, runs, tokens)
+        return runs_ * samples
 
-    for width in (200, 65, 16, 3, 2):
-        half = (width + 1) // 2
-        assert evaluated(half) < evaluated(width)
-        assert evaluated(half) <= half / width * evaluated(width) * 1.02
+    for memory in (64 * GIB, 8 * GIB, GIB):
+        assert 0.4 < evaluated(memory // 2) / evaluated(memory) < 0.6
+        trained = [torch_engine.runs_that_fit(part, 128, tokens) for part in (memory, memory // 2)]
+        assert trained[1] == max(1, trained[0] // 2)
 
 
 @pytest.mark.parametrize(
     ("tokens", "training_bytes", "evaluation_bytes"),
     [(49, 8_200 * 49, 83_000), (64, 9_100 * 64, 120_000), (128, 12_100 * 128, None), (512, 33_600 * 512, None)],
 )
-@pytest.mark.parametrize("memory", [8 * GIB, 139 * GIB])
-def test_what_was_measured_fits_into_a_gpu(tokens: int, training_bytes: int, evaluation_bytes: int | None, memory: int):
-    """A training step of 128 samples fills a third to 0.8 of the memory; evaluation no more than that."""
-    width = torch_engine.runs_that_fit(memory, tokens)
-    assert 0.3 < width * 128 * training_bytes / memory < 0.8
+@pytest.mark.parametrize("size", [8 * GIB, 139 * GIB])
+@pytest.mark.parametrize("batch_size", [16, 128, 512])
+def test_what_was_measured_fits_into_a_gpu(
+    tokens: int, training_bytes: int, evaluation_bytes: int | None, size: int, batch_size: int, monkeypatch
+):
+    """A training step fills a third to 0.8 of the memory; evaluation no more than that."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, size))
+    memory = torch_engine.gpu_memory(torch.device("cuda"), 1.0)
+    width = torch_engine.runs_that_fit(memory, batch_size, tokens)
+    assert 0.3 < width * batch_size * training_bytes / size < 0.8 or width == 1
     if evaluation_bytes is not None:
         for runs in (1, 200, 10_000):
-            together = min(runs, width) * torch_engine.evaluation_samples(runs, width, tokens)
-            assert 0.3 < together * evaluation_bytes / memory < 0.8
+            together, samples = torch_engine.evaluation_shape(memory, runs, tokens)
+            assert 0.3 < together * samples * evaluation_bytes / size < 0.8
 
 
-def test_the_width_on_a_gpu_follows_its_whole_memory_and_never_exceeds_it(digits: TaskData, monkeypatch):
-    engine = TorchEngine(digits)
-    engine.device = torch.device("cuda")
-    fitting = torch_engine.runs_that_fit(8 * GIB, 49)
+def test_the_memory_to_plan_with_follows_the_whole_memory_and_the_share(monkeypatch):
     for free in (0, 3 * GIB, 8 * GIB):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 8 * GIB))
-        assert engine._settle_width(None) == engine._settle_width(10_000) == fitting
-        assert engine._settle_width(5) == 5
+        for share in (1.0, 0.25):
+            assert torch_engine.gpu_memory(torch.device("cuda"), share) == int(0.8 * share * 8 * GIB)
+
+
+def test_memory_orders_a_step_in_chunks_of_runs(digits: TaskData, monkeypatch):
+    """On the meta device, whose tensors have no values: 10 runs of 16 images where memory holds 4 of them."""
+    needed = 16 * torch_engine._sample_bytes(torch_engine.TRAINING_BYTES, 49)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, round(4.5 * needed / 0.8)))
+    engine = TorchEngine(digits, "meta")
+    widths, gradients = [], engine._model.gradients
+
+    def watched(weights: Tensor, *arguments):
+        widths.append(len(weights))
+        return gradients(weights, *arguments)
+
+    engine._model = engine._model._replace(gradients=watched)
+    batch = Batch(torch.zeros(16, dtype=torch.int64, device="meta"), None, 0.0, 1)
+    engine.train_step(torch.zeros(10, parameter_count("mnist"), device="meta"), batch)
+    assert widths == [4, 4, 2]
