@@ -105,7 +105,7 @@ class SweepConfig:
     initialisation: str = "per_run"
     """per_run (every run draws its own weights) or shared (one draw for a seed, as in the paper)."""
     population_size: int | str = "auto"
-    """Runs trained together, at most; auto: 200 on a GPU; on a CPU so many that an epoch takes the fused engine a minute."""
+    """Runs trained together, at most; auto: 200 on a GPU, on a CPU about a minute of the fused engine an epoch."""
     engine: str = "auto"
     """auto, torch, compiled or fused."""
     data: Any = None
