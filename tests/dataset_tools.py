@@ -1,5 +1,6 @@
 """Small sweeps that really train, what their commits hold, and files that count what is read of them."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def train(folder: Path, grid: list[dict[str, Any]], data_dir: Path | None = None
     }
     generate(parse_config(content | changes), folder, data_dir, workers=0, progress=False)
     return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return name -> SHA-256 of all files below a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 Stored = dict[str, dict[str, np.ndarray]]

@@ -5,13 +5,15 @@
     index/*.parquet           scalars of every run and label
     assets/*.png              plots
     plans/*.json              the plans of all sweeps, so that a run can be trained again
-    ag_news/embedding.safetensors, ag_news/vocabulary.txt
+    ag_news/embedding-*.safetensors, ag_news/vocabulary-*.txt
     provenance.json           versions, digests, where the data comes from
     SHA256SUMS                digests of all other files, for `sha256sum -c`
 
 A build into an existing dataset first adds files under names that the old card does not use (they carry a piece of
-their digest), then replaces provenance, card and checksums, then removes what is stale: at any moment the folder is a
-whole dataset, the old one or the new one, and what a killed build leaves is removed by the next.
+their digest, or that of their data), then replaces provenance, card and checksums, then removes what is stale: at any
+moment load_dataset and open_zoo find a whole dataset, the old one or the new one. A build that is killed between those
+three replacements leaves checksums that do not fit, which verify reports; the next build mends that, and removes what
+any killed one has left.
 """
 
 import fcntl
@@ -28,7 +30,7 @@ from typing import Any
 from generators.architecture import CLASSES
 from zoo import files
 from zoo.card import card_text
-from zoo.data_record import EMBEDDING, VOCABULARY, read_data_record
+from zoo.data_record import EMBEDDING, VOCABULARY, published_names, read_data_record
 from zoo.errors import DatasetError
 from zoo.hub_folder import CARD, CHECKSUMS, PROVENANCE, parse_checksums
 from zoo.plots import make_plots
@@ -43,11 +45,11 @@ _DIGEST = "[0-9a-f]{8}"
 INDEX_NAME = re.compile(rf"index/index-{_DIGEST}\.parquet")
 NAMED_BY_CONTENT = re.compile(
     rf"(?:{_TASKS})/(?:train|validation|test)-\d{{5}}-of-\d{{5}}-{_DIGEST}\.parquet|{INDEX_NAME.pattern}"
+    rf"|(?:{_TASKS})/(?:embedding-[0-9a-f]{{16}}\.safetensors|vocabulary-[0-9a-f]{{16}}\.txt)"
     rf"|assets/[a-z0-9_-]+-{_DIGEST}\.png|plans/\d{{3}}-{_DIGEST}\.json"
     rf"|(?:[a-z_]+/)?{re.escape(files.TEMPORARY_PREFIX)}[0-9a-f]{{32}}"
 )
 """Files that nobody but a build makes: a later one may remove them."""
-NAMED_BY_ROLE = {PROVENANCE, *(f"{task}/{Path(name).name}" for task in CLASSES for name in (EMBEDDING, VOCABULARY))}
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def build(
             fit together (see write_shards).
         StoreError: a file of a sweep is not what its commit says.
     """
-    out = local_path(out, "--out")
+    out = local_path(out, "--out").absolute()  # an executor's workers may run elsewhere
     stores = [Store(folder) for folder in ([sweep_dirs] if isinstance(sweep_dirs, str | Path) else sweep_dirs)]
     for store in stores:
         store.require_plans()
@@ -103,6 +105,11 @@ def _build(
 ) -> BuildReport:
     old = _existing_files(out)
     tables = write_shards(stores, out, executor, shard_bytes, progress)
+    if unseen := [shard.path for shard in tables.shards if not (out / shard.path).is_file()]:
+        raise DatasetError(
+            f"--out {out}: found no {unseen[0]}, which a worker has written, expected a folder that all nodes share; "
+            f"choose one, or build without --address"
+        )
     folder = _Folder(out, {file.path: file.sha256 for file in (*tables.shards, tables.index_file)})
     plans = {
         folder.write_named(f"plans/{number:03d}", ".json", plan.to_json().encode()): plan_digest(plan)
@@ -181,7 +188,7 @@ def _existing_files(out: Path) -> set[str]:
     made = {name for name in found if NAMED_BY_CONTENT.fullmatch(name)}
     if CHECKSUMS not in found:
         # A first build that was cut short has no checksums yet. It writes provenance before the card.
-        made |= found & (NAMED_BY_ROLE | ({CARD} if PROVENANCE in found else set()))
+        made |= found & ({PROVENANCE, CARD} if PROVENANCE in found else set())
         if foreign := sorted(found - made):
             raise DatasetError(
                 f"--out {out}: found {foreign[0]}{' and more' if len(foreign) > 1 else ''} and no {CHECKSUMS}, "
@@ -194,7 +201,7 @@ def _existing_files(out: Path) -> set[str]:
             f"--out {out}: found a {CHECKSUMS} that does not list {CARD}, {PROVENANCE} and an index, "
             f"expected a new or empty folder, or a dataset of `zoo build`"
         )
-    return made | (found & listed & (NAMED_BY_ROLE | {CARD}))
+    return made | (found & listed & {PROVENANCE, CARD})
 
 
 def _remove(out: Path, names: set[str]) -> None:
@@ -212,8 +219,8 @@ def _copy_embeddings(stores: Sequence[Store], folder: _Folder) -> None:
         record = read_data_record(store.storage)
         if record is None or not store.storage.exists(EMBEDDING):
             continue
-        for source in (EMBEDDING, VOCABULARY):
-            name = f"{record['task']}/{Path(source).name}"
+        names = published_names(record["task"], record["data_digest"])
+        for source, name in zip((EMBEDDING, VOCABULARY), names, strict=True):
             if name not in folder.digests:
                 folder.write(name, store.storage.read(source))
 

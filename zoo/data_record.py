@@ -10,15 +10,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
+from generators.architecture import WIDTH
 from generators.tasks.data import TaskData
 from zoo.errors import StoreError
 from zoo.storage import Storage
 
+Embedding = tuple[Tensor, tuple[str, ...]]
+
 RECORD = "data/record.json"
 EMBEDDING = "data/embedding.safetensors"
 VOCABULARY = "data/vocabulary.txt"
+
+
+def published_names(task: str, data_digest: str) -> tuple[str, str]:
+    """Return the names that a dataset gives the embedding and the vocabulary of rows with this data digest."""
+    return f"{task}/embedding-{data_digest}.safetensors", f"{task}/vocabulary-{data_digest}.txt"
 
 
 def write_data_record(storage: Storage, data: TaskData) -> None:
@@ -61,8 +72,27 @@ def load_data(source: Any, storage: Storage, data_dir: Path | None) -> TaskData:
     return source.load(data_dir)
 
 
-def read_embedding(storage: Storage) -> tuple[Any, tuple[str, ...]]:
+def read_embedding(storage: Storage) -> Embedding:
     """Return the word vectors, float32 [V, 32], and the vocabulary that a sweep keeps."""
-    vectors = load(storage.read(EMBEDDING))["word_vectors"]
-    words = storage.read(VOCABULARY).decode().split("\n")[:-1]
-    return vectors, tuple(words)
+    try:
+        return parse_embedding(storage.read(EMBEDDING), storage.read(VOCABULARY))
+    except ValueError as error:
+        raise StoreError(f"{storage.root}/{EMBEDDING}: {error}; `zoo verify` says what else is damaged") from error
+
+
+def parse_embedding(vectors: bytes, vocabulary: bytes) -> Embedding:
+    """Return word vectors, float32 [V, 32], and the V - 1 words of rows 1 and up.
+
+    Raises:
+        ValueError: they are not that, or do not belong together.
+    """
+    try:
+        table, words = load(vectors)["word_vectors"], tuple(vocabulary.decode().split("\n")[:-1])
+    except (SafetensorError, KeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a readable embedding and vocabulary ({error!r})") from error
+    if table.dtype != torch.float32 or table.shape != (len(words) + 1, WIDTH):
+        raise ValueError(
+            f"found word_vectors of {table.dtype} {list(table.shape)}, "
+            f"expected torch.float32 [{len(words) + 1}, {WIDTH}] for the {len(words)} words beside them"
+        )
+    return table, words

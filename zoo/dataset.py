@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 import yaml
-from safetensors.torch import load
 from torch import Tensor
 
 from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
-from zoo.data_record import EMBEDDING, VOCABULARY
+from zoo.data_record import Embedding, parse_embedding, published_names
 from zoo.errors import DatasetError, one_line
 from zoo.filters import Filters, expression, one_of, require_known_values
 from zoo.reading import Source, open_source
@@ -93,19 +92,21 @@ class Zoo:
         files = [path for split in self._configs[INDEX]["data_files"] for path in split["path"]]
         return pa.concat_tables([self.source.table(path) for path in files])
 
-    def embedding(self, task: str) -> tuple[Tensor, tuple[str, ...]]:
+    def embedding(self, task: str) -> Embedding:
         """Return the frozen word vectors [V, 32] of a text task and its vocabulary (word i belongs to row i + 1).
 
         Raises:
-            DatasetError: the dataset holds no embedding for the task (imported checkpoints come without).
+            DatasetError: the dataset holds no embedding for the task (imported checkpoints come without), or one that
+                cannot be used.
         """
-        name = f"{task}/{Path(EMBEDDING).name}"
+        digests = self.index.filter(pc.field("task") == task)["data_digest"].drop_null().unique().to_pylist()
+        name, vocabulary = published_names(task, digests[0] if digests else "unknown")
         try:
-            vectors = load(self.source.read_bytes(name))["word_vectors"]
-            words = self.source.read_bytes(f"{task}/{Path(VOCABULARY).name}").decode().split("\n")[:-1]
+            return parse_embedding(self.source.read_bytes(name), self.source.read_bytes(vocabulary))
         except FileNotFoundError as error:
             raise DatasetError(f"{self.source.name}: found no {name}; models of {task} need it") from error
-        return vectors, tuple(words)
+        except ValueError as error:
+            raise DatasetError(f"{self.source.name}/{name}: {error}; fetch or build the dataset again") from error
 
     def checkpoints(
         self,

@@ -1,7 +1,6 @@
 """What the command line itself decides: which options it takes, and what it does with them before the library does."""
 
 import argparse
-import hashlib
 import json
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dataset_tools import contents
 from large_sweep import write_large_sweep
 from scripted_worker import run
 from sweep_tools import tiny
@@ -23,11 +23,6 @@ from zoo.errors import ConfigError, NFNError, PlanError
 from zoo.signs import STALE_SECONDS, Sign
 from zoo.store import Store
 from zoo.sweep import generate
-
-
-def contents(folder: Path) -> dict[str, str]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dataset_tools import LABELS, Stored
+from dataset_tools import LABELS, Stored, contents
 from large_sweep import write_large_sweep
 
 from generators.architecture import tensor_table
@@ -44,11 +44,6 @@ def written(large: Store, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """The shards of `large`, of 2.5 MB of weights, and what was returned."""
     out = tmp_path_factory.mktemp("shards")
     return out, write_shards([large], out, shard_bytes=2_500_000, progress=False)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 class Elsewhere(Executor):
