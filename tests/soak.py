@@ -28,6 +28,7 @@ from sweep_tools import assert_undisturbed, block, drive, kill, rows, start, tin
 from zoo import driver as driver_module
 from zoo.errors import StoreError
 from zoo.plan import make_plan
+from zoo.signs import Sign
 from zoo.store import Store
 from zoo.sweep import generate
 
@@ -163,7 +164,7 @@ def drive_with_fault(sweep: Path, data: Path, kind: str, step: int) -> None:
 
 def drive_without_waiting(sweep: Path, data: Path) -> None:
     """Target of a process that takes over populations of others although they show life."""
-    driver_module.STALE_SECONDS = 0.0
+    Sign.patience = lambda self: 0.0  # type: ignore[method-assign]
     drive(CONFIG, sweep, data)
 
 

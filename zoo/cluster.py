@@ -4,7 +4,6 @@ A cluster has a number of slots (one a GPU, or one a CPU core), takes one task a
 reports how a task failed, by kind. What is done is decided by the store, not here.
 """
 
-import errno
 import logging
 import os
 import re
@@ -34,13 +33,12 @@ import torch
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from zoo.errors import ZooError, one_line
+from zoo.errors import DISK_FULL, ZooError, one_line
 
 RECOUNT_SECONDS = 5.0
 """Nodes come and go; slots are counted anew after so long."""
 NODE_ANSWER_SECONDS = 120.0
 KNOCK_SECONDS = 10.0
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

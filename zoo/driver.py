@@ -19,7 +19,7 @@ from zoo.config import SweepOptions
 from zoo.errors import StoreError
 from zoo.plan import Population
 from zoo.signals import Stop
-from zoo.signs import STALE_SECONDS, Sign
+from zoo.signs import Sign
 from zoo.store import Store, new_attempt
 from zoo.worker import WorkerSettings, run_population
 
@@ -158,7 +158,8 @@ class Driver:
             return False
         if self._watched.get(population, ({}, 0))[0] != alive:
             self._watched[population] = alive, time.monotonic()
-        return time.monotonic() - self._watched[population][1] < STALE_SECONDS
+        patience = max(sign.patience() for sign in alive.values())
+        return time.monotonic() - self._watched[population][1] < patience
 
     # Results
 

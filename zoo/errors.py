@@ -1,7 +1,12 @@
 """What can be wrong with what a person gave us, and how it is said: one line that names the file and the field, what
 was found, what was expected and what to do. The command line prints that line and exits with 2."""
 
+import errno
+
 from generators.errors import InputError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a disk, or a quota, that has no room left."""
 
 
 def one_line(error: BaseException | str) -> str:

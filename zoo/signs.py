@@ -7,7 +7,10 @@ import time
 from dataclasses import asdict, dataclass
 
 STALE_SECONDS = 300.0
-"""An attempt that has been silent for so long is taken for dead. (An epoch takes about a minute on a CPU.)"""
+"""An attempt is taken for dead after so long a silence, or after EPOCHS_OF_SILENCE of its epochs if that is longer."""
+EPOCHS_OF_SILENCE = 3
+FIRST_EPOCH_SECONDS = 1800.0
+"""The same before the attempt has finished an epoch, when its pace is not known."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,12 @@ class Sign:
 
     def is_alive(self) -> bool:
         """Whether the attempt may still be at work: not silent for too long, its process not known to be gone."""
-        return self.age() < STALE_SECONDS and not (self.host == socket.gethostname() and _is_gone(self.pid))
+        return self.age() < self.patience() and not (self.host == socket.gethostname() and _is_gone(self.pid))
+
+    def patience(self) -> float:
+        """Seconds of silence after which the attempt is taken for dead."""
+        pace = self.epochs_per_second()
+        return FIRST_EPOCH_SECONDS if pace is None else max(STALE_SECONDS, EPOCHS_OF_SILENCE / pace)
 
     def epochs_per_second(self) -> float | None:
         """Pace of the attempt; None before its first epoch is done."""

@@ -225,8 +225,10 @@ class Store:
         """Return an attempt's last sign of life; None before its first and after its end."""
         try:
             return Sign.from_bytes(self.read(population, attempt, SIGN_FILE))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None  # a sign is written without a flush, and may be torn by a power cut
+        except (OSError, ValueError, TypeError):
+            # A sign is written without a flush, and may be torn by a power cut. On NFS, one that is just being replaced
+            # by another machine can be stale. What matters is noticed where results are written.
+            return None
 
     def clear_sign(self, population: str, attempt: str) -> None:
         """Take the sign of an attempt away that has ended."""
@@ -242,7 +244,10 @@ class Store:
         self.storage.write_hint(f"{_attempt_name(population, attempt)}/{STOP_FILE}", b"")
 
     def stop_requested(self, population: str, attempt: str) -> bool:
-        return self.storage.exists(f"{_attempt_name(population, attempt)}/{STOP_FILE}")
+        try:
+            return self.storage.exists(f"{_attempt_name(population, attempt)}/{STOP_FILE}")
+        except OSError:
+            return False  # asked again after the next epoch
 
     # Quarantine
 

@@ -11,12 +11,12 @@ from tqdm import tqdm
 from generators.architecture import parameter_count
 from generators.tasks.data import TaskData
 from zoo.bench import first_estimate
-from zoo.cluster import DISK_FULL, Cluster, Failure, FailureKind, connect
+from zoo.cluster import Cluster, Failure, FailureKind, connect
 from zoo.config import SweepConfig
 from zoo.data_record import load_data, write_data_record
 from zoo.driver import Driver, disk_full
 from zoo.durations import duration
-from zoo.errors import PlanError, StoreError
+from zoo.errors import DISK_FULL, PlanError, StoreError
 from zoo.plan import BYTES_PER_WEIGHT, Plan, Population, differences, make_plan, run_steps
 from zoo.signals import Interrupted, Stop, stop_signals
 from zoo.store import Store

@@ -1,6 +1,7 @@
 """One population from start to seal: skip what is sealed, resume what was begun, train, write, seal. Knows no Ray."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +20,15 @@ from generators.engines.base import Engine
 from generators.population import METRICS, PopulationState, train_population
 from generators.tasks.data import TaskData
 from zoo.commit import Commit, FileRecord, RunRecord
+from zoo.errors import DISK_FULL
 from zoo.plan import Population
 from zoo.signs import Sign
 from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY, safetensors_header
 from zoo.store import METRICS_FILE, Store, checkpoint_file
 from zoo.threads import torch_threads
 from zoo.versions import versions
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def _train(
     save_epochs = [int(label) for label in settings.labels if label != "best"]
     saved_at = time.monotonic()
     for state in train_population(population.runs, engine, save_epochs, resumed):
-        store.write_sign(population.id, attempt, Sign.now(state.epoch, first))
+        _show_life(store, population, attempt, Sign.now(state.epoch, first))
         if state.epoch == epochs:
             break
         stopping = should_stop()
@@ -103,6 +107,16 @@ def _train(
             return "stopped"
     commit = _write_results(store, population, attempt, state, settings.labels, engine.name, started)
     return "sealed" if store.seal(commit) else "skipped"
+
+
+def _show_life(store: Store, population: Population, attempt: str, sign: Sign) -> None:
+    """Leave a sign. One that cannot be written costs no training: storage that is away for long fails a state."""
+    try:
+        store.write_sign(population.id, attempt, sign)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
+        _log.warning("population %s: no sign of life of epoch %d: %s", population.id, sign.epoch, error)
 
 
 def _write_results(

@@ -20,7 +20,7 @@ from zoo.cli import main, parser
 from zoo.cluster import InProcess
 from zoo.config import load_config
 from zoo.errors import ConfigError, NFNError, PlanError
-from zoo.signs import STALE_SECONDS, Sign
+from zoo.signs import FIRST_EPOCH_SECONDS, Sign
 from zoo.store import Store
 from zoo.sweep import generate
 
@@ -157,7 +157,7 @@ class TestWatch:
         status = json.loads(capsys.readouterr().out)
         assert (status["populations_sealed"], len(status["quarantined"]), status["done"]) == (1, 1, False)
 
-    @pytest.mark.parametrize(("age", "looks"), [(0.0, 3), (STALE_SECONDS + 1, 0)])
+    @pytest.mark.parametrize(("age", "looks"), [(0.0, 3), (FIRST_EPOCH_SECONDS + 1, 0)])
     def test_it_goes_on_while_the_population_is_tried_again(
         self, store: Store, monkeypatch: pytest.MonkeyPatch, age: float, looks: int
     ) -> None:

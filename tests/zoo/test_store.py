@@ -163,13 +163,25 @@ def test_a_sign_of_life_goes_stale_with_silence_or_with_its_process(store: Store
     store.write_sign("p1", "first", sign)
     assert store.signs("p1") == {"first": sign}
     assert sign.is_alive()
-    assert not replace(sign, time=sign.time - signs.STALE_SECONDS - 1).is_alive()
+    assert not replace(sign, time=sign.time - signs.FIRST_EPOCH_SECONDS - 1).is_alive()
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
     assert not replace(sign, pid=child).is_alive()
     assert replace(sign, pid=child, host=f"not-{socket.gethostname()}").is_alive()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "seconds", "silence"),
+    [(0, 0.0, 1800.0), (4, 40.0, 300.0), (1, 90.0, 300.0), (2, 800.0, 1200.0)],  # at work since, and patience
+)
+def test_a_slow_attempt_may_be_silent_for_three_of_its_epochs(epochs: int, seconds: float, silence: float) -> None:
+    """On a CPU without a compiler an epoch takes five minutes and more."""
+    for age, alive in ((silence - 5, True), (silence + 5, False)):
+        now = time.time()
+        sign = Sign(5 + epochs, now - age, 5, now - age - seconds, "node-7", 1)
+        assert (sign.patience(), sign.is_alive()) == (silence, alive)
 
 
 def test_a_sign_from_the_future_is_young(store: Store) -> None:

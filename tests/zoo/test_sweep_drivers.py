@@ -1,5 +1,6 @@
 """Signals to a driver, and several drivers of one sweep."""
 
+import errno
 import os
 import signal
 import threading
@@ -13,6 +14,8 @@ from sweep_tools import assert_undisturbed, drive, kill_when, rows, start, tiny
 
 from zoo import driver as driver_module
 from zoo import sweep as sweep_module
+from zoo.files import LocalStorage
+from zoo.plan import make_plan
 from zoo.signals import stop_signals
 from zoo.signs import Sign
 from zoo.store import Store
@@ -166,12 +169,46 @@ def test_a_sign_that_never_changes_is_no_life_even_if_it_comes_from_the_future(
 ) -> None:
     """A clock that was set back, or a machine whose clock is ahead, must not hold a population for ever."""
     monkeypatch.setattr(driver_module, "SIGN_SECONDS", 0.0)
-    monkeypatch.setattr(driver_module, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(Sign, "patience", lambda self: 0.2)
     run(tiny(), tmp_path / "plan-only", digits_dir)
     store, later = Store(tmp_path / "s"), time.time() + 1e7
     for population in Store(tmp_path / "plan-only").plans()[0].populations:
         store.write_sign(population.id, "of-another", Sign(1, later, 0, later, "elsewhere", 1))
     assert run(tiny(), tmp_path / "s", digits_dir).sealed == 2
+
+
+def expected_populations(digits_dir: Path) -> list[str]:
+    data = tiny().data.load(digits_dir)
+    return [p.id for p in make_plan(tiny(), data.digest(), len(data.train)).populations]
+
+
+def test_signs_and_stops_that_cannot_be_read_for_a_moment_end_no_sweep(
+    tmp_path: Path, digits_dir: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, a file that another machine is just replacing can be stale to a reader."""
+    stale = OSError(errno.ESTALE, "Stale file handle")
+    read, exists, failed = LocalStorage.read, LocalStorage.exists, []
+
+    def reading(self: LocalStorage, name: str) -> bytes:
+        if name.endswith("progress.json"):
+            failed.append(name)
+            raise stale
+        return read(self, name)
+
+    def looking(self: LocalStorage, name: str) -> bool:
+        if name.endswith("stop"):
+            failed.append(name)
+            raise stale
+        return exists(self, name)
+
+    monkeypatch.setattr(LocalStorage, "read", reading)
+    monkeypatch.setattr(LocalStorage, "exists", looking)
+    for population in expected_populations(digits_dir):
+        Store(tmp_path / "s").write_sign(population, "of-another", Sign.now(0))
+    run(tiny(), tmp_path / "s", digits_dir)
+    assert len({name.rpartition("/")[2] for name in failed}) == 2
+    monkeypatch.undo()
+    assert_undisturbed(tmp_path / "s", expected)
 
 
 def test_attempts_of_a_driver_that_was_killed_are_taken_over_at_once(

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -256,6 +258,26 @@ def test_states_are_saved_by_time(data: TaskData, tmp_path: Path) -> None:
         store.save_state = lambda *a, s=store, f=save: (saved[s.root].append(a[1]), f(*a))  # type: ignore[method-assign]
         run_population(store, population, "a1", data, WorkerSettings(LABELS, state_seconds=seconds))
     assert saved == {rare.root: [], always.root: [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(errno.ESTALE, "sealed"), (errno.EIO, "sealed"), (errno.ENOSPC, None)])
+def test_a_sign_of_life_that_cannot_be_written_costs_nothing_but_a_full_disk_is_told(
+    data: TaskData, tmp_path: Path, code: int, outcome: str | None
+) -> None:
+    store, population = Store(tmp_path), plan_of(data)[0]
+    write = store.storage.write_hint
+
+    def failing(name: str, content: bytes) -> None:
+        if json.loads(content)["epoch"] > 0:
+            raise OSError(code, os.strerror(code))
+        write(name, content)
+
+    store.storage.write_hint = failing  # type: ignore[method-assign]
+    if outcome is None:
+        with pytest.raises(OSError, match="No space left"):
+            run_population(store, population, "a1", data, SETTINGS)
+    else:
+        assert run_population(store, population, "a1", data, SETTINGS) == outcome
 
 
 def test_the_callers_number_of_threads_comes_back_even_after_an_error(data: TaskData, tmp_path: Path) -> None:
