@@ -1,6 +1,5 @@
 """How fast this machine trains a population, what share of its matrix-product rate that is, and a forecast."""
 
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from generators.hyperparameters import Hyperparameters
 from generators.optimizers import make_optimizer
 from generators.tasks.data import Split, TaskData
 from zoo.plan import Population, run_steps
-from zoo.threads import torch_threads
+from zoo.threads import available_cores, torch_threads
 
 BATCH = 128
 EVALUATION_COST = 0.37
@@ -103,7 +102,7 @@ def measure(
     if not seconds > 0:
         raise InputError(f"--seconds: found {seconds}, expected more than 0; leave it out for 5")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    threads = os.cpu_count() or 1
+    threads = available_cores()
     runs = runs or (200 if device == "cuda" else 8 * threads)
     data = random_data(task)
     with torch_threads(threads):
@@ -224,4 +223,4 @@ def machine() -> str:
         lines = (line for line in info.read_text().splitlines() if line.startswith(("flags", "Features")))
         flags = set(next(lines, "").split())
     features = " ".join(name for name in CPU_FEATURES if name in flags)
-    return f"{platform.machine()} {features}, {os.cpu_count()} cores".replace(" ,", ",")
+    return f"{platform.machine()} {features}, {available_cores()} cores".replace(" ,", ",")

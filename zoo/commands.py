@@ -5,7 +5,6 @@ Commands import what they need when they run, so that `zoo --help` is quick.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -163,6 +162,7 @@ def select(options: argparse.Namespace) -> int:
 def evaluate(options: argparse.Namespace) -> int:
     from zoo.evaluation import evaluate
     from zoo.filters import parse_filter
+    from zoo.threads import available_cores
 
     report = evaluate(
         options.dataset,
@@ -171,7 +171,7 @@ def evaluate(options: argparse.Namespace) -> int:
         options.limit,
         filters=[parse_filter(text) for text in options.filters],
         engine=options.engine,
-        threads=os.cpu_count() or 1,
+        threads=available_cores(),
         tolerance=options.tolerance,
     )
     print(report.to_json() if options.json else report.text())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.arguments import positive_integer
-from zoo.commands import DONE
+from zoo.commands import CHECK_FAILED, DONE
 
 RECIPES = ("paper", "quick")
 
@@ -155,7 +155,8 @@ def predict(options: argparse.Namespace) -> int:
     if len(ranking.predictions) > options.top:
         print(f"... and {len(ranking.predictions) - options.top} more; --top shows them")
     if ranking.tau is not None:
-        print(f"Kendall's tau: {ranking.tau:.3f}")
+        test = "" if ranking.test_tau is None else f"; {ranking.test_tau:.3f} of the {ranking.test_checkpoints} in test"
+        print(f"Kendall's tau: {ranking.tau:.3f} of all {len(ranking.predictions)}{test}")
     return DONE
 
 
@@ -188,4 +189,4 @@ def benchmark(options: argparse.Namespace) -> int:
     else:
         print((out / "benchmark.md").read_text(), end="")
         print(f"\n{out}: {', '.join(Path(name).name for name in result.files['plots'])} and the tables")
-    return DONE
+    return CHECK_FAILED if result.failed else DONE

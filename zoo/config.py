@@ -1,5 +1,6 @@
 """A sweep as a person writes it: YAML -> SweepConfig. Every unknown key is refused, every value is checked here."""
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -109,13 +110,16 @@ class SweepConfig:
     engine: str = "auto"
     """auto, torch, compiled or fused."""
     data: Any = None
-    """Where the task's data comes from; keys depend on the task."""
+    """Where the task's data comes from; keys depend on the task. None, or leaving it out, takes their defaults."""
     store: StoreConfig = field(default_factory=StoreConfig)
     """How the sweep is kept."""
     sweep: SweepOptions = field(default_factory=SweepOptions)
     """How the sweep is run."""
 
     def __post_init__(self) -> None:
+        _require("task", self.task, self.task in SOURCES, f"one of {', '.join(SOURCES)}")
+        if self.data is None:
+            object.__setattr__(self, "data", build(SOURCES[self.task], {}, "data."))
         _require("epochs", self.epochs, self.epochs >= 1, "1 or more")
         _require("batch_size", self.batch_size, self.batch_size >= 1, "1 or more")
         _require(
@@ -154,18 +158,21 @@ def label_order(label: str) -> float:
     return math.inf if label == "best" else int(label)
 
 
-def load_config(source: str | Path, overrides: Iterable[str] = ()) -> SweepConfig:
-    """Read a sweep from a YAML file or a preset.
+def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> SweepConfig:
+    """Read a sweep from a YAML file, a preset, or plain values.
 
     Args:
-        source: a path, or the name of a preset in configs/ without its ending ("mnist").
+        source: a path, the name of a preset in configs/ without its ending ("mnist"), or a dict as such a file has it.
         overrides: "key=value" texts, dots for nested keys, the value read as YAML.
 
     Raises:
         ConfigError: one line with the file, the field, what was found and what was expected.
     """
-    text, name = _read(source)
-    content = _from_yaml(text, f"{name}: ")
+    if isinstance(source, Mapping):
+        content, name = copy.deepcopy(dict(source)), "configuration"
+    else:
+        text, name = _read(source)
+        content = _from_yaml(text, f"{name}: ")
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: found {type(content).__name__}, expected keys and values such as `task: mnist`")
     for override in overrides:

@@ -4,7 +4,6 @@ The index answers every question about scalars; weights are read only for the ro
 groups and columns that hold them, and go from Arrow to torch without Python lists.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -25,6 +24,7 @@ from zoo.filters import Filters, expression, one_of, require_known_values
 from zoo.reading import Source, open_source
 from zoo.schema import tensor_values
 from zoo.splits import SPLITS
+from zoo.threads import available_cores
 
 INDEX = "index"
 ID = "checkpoint_id"
@@ -186,7 +186,7 @@ class Checkpoints:
                 weights[name][_as_slice(targets)] = values[_as_slice(rows)]
 
         places = self._places()
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(available_cores()) as pool:
             for _ in pool.map(fill, places, places.values()):
                 pass
         return {name: torch.from_numpy(array) for name, array in weights.items()}
@@ -229,10 +229,11 @@ class Checkpoints:
         vectors = self.zoo.embedding(self.task)[0] if self.task == "ag_news" else None
         tensors = self.tensors()
         models = []
-        for row in range(len(self)):
-            model = SmallTransformer(self.task, vectors)
-            model.load_tensors({name: values[row] for name, values in tensors.items()})
-            models.append(model.eval())
+        with torch.random.fork_rng([]):  # a new model draws weights, from the caller's generator
+            for row in range(len(self)):
+                model = SmallTransformer(self.task, vectors)
+                model.load_tensors({name: values[row] for name, values in tensors.items()})
+                models.append(model.eval())
         return models
 
     def dataset(self, target: str = "test_accuracy") -> "CheckpointDataset":

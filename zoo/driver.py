@@ -20,7 +20,7 @@ from zoo.errors import StoreError
 from zoo.plan import Population
 from zoo.signals import Stop
 from zoo.signs import Sign
-from zoo.store import Store, new_attempt
+from zoo.store import Store, new_attempt, state_epoch
 from zoo.worker import WorkerSettings, run_population
 
 POLL_SECONDS = 0.5
@@ -56,7 +56,7 @@ class _Job:
 class Driver:
     """One call's work: what is pending, what runs, what was sealed.
 
-    trained: populations that this driver's workers sealed.
+    trained: populations that this driver's workers sealed, each with the epoch of the state at which they began.
     set_aside: population id -> error of those that it gave up; another driver may have taken them up again meanwhile.
     """
 
@@ -77,7 +77,7 @@ class Driver:
         self.data = data
         self.stop = stop
         self.bar = bar
-        self.trained: list[Population] = []
+        self.trained: list[tuple[Population, int]] = []
         self.set_aside: dict[str, str] = {}
         self._pending: deque[Population] = deque()
         self._running: dict[Any, _Job] = {}
@@ -180,7 +180,7 @@ class Driver:
             if not self.store.is_sealed(id_):  # it may have died right after sealing
                 self._handle(job, result)
         elif result == "sealed":
-            self.trained.append(job.population)
+            self.trained.append((job.population, state_epoch(job.state[0]) if job.state else 0))
             self._show()
 
     def _handle(self, job: _Job, failure: Failure) -> None:
@@ -258,7 +258,7 @@ class Driver:
             self.store.request_stop(job.population.id, job.attempt)
 
     def _show(self) -> None:
-        done = sum(len(p.runs) * p.runs[0].epochs for p in self.trained)
+        done = sum(len(p.runs) * p.runs[0].epochs for p, _ in self.trained)
         done += sum(len(job.population.runs) * job.sign.epoch for job in self._running.values())
         self.bar.update(max(done - self.bar.n, 0))
         self.bar.set_postfix_str(f"{len(self.trained)} populations sealed, {len(self._running)} running", refresh=False)

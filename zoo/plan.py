@@ -134,9 +134,9 @@ def _with_digest(text: str) -> str:
     return f'{text[:-1]}{DIGEST_KEY}{hashlib.sha256(text.encode()).hexdigest()}"}}'
 
 
-def run_steps(runs: Iterable[Hyperparameters], train_samples: int) -> int:
-    """Return the training steps of all `runs` together, given the size of the training set."""
-    return sum(r.epochs * (round(r.train_fraction * train_samples) // r.batch_size) for r in runs)
+def run_steps(runs: Iterable[Hyperparameters], train_samples: int, first_epoch: int = 0) -> int:
+    """Return the training steps of all `runs` together from an epoch on, given the size of the training set."""
+    return sum((r.epochs - first_epoch) * (_samples_of(r, train_samples) // r.batch_size) for r in runs)
 
 
 def make_plan(
@@ -171,9 +171,9 @@ def make_plan(
 
 
 def _require_a_batch(run: Hyperparameters, train_samples: int) -> None:
-    """Refuse a run whose part of the training data is less than one batch, counted as the training does."""
-    held_out = round(train_samples * HELD_OUT_SHARE) if run.best_by == "validation" else 0
-    left = round(run.train_fraction * (train_samples - held_out))
+    """Refuse a run whose part of the training data is less than one batch."""
+    held_out = _held_out(run, train_samples)
+    left = _samples_of(run, train_samples)
     if left < run.batch_size:
         of_which = f", of which {held_out} are held out" if held_out else ""
         raise PlanError(
@@ -181,6 +181,15 @@ def _require_a_batch(run: Hyperparameters, train_samples: int) -> None:
             f"{of_which}, expected at least one batch (batch_size {run.batch_size}); "
             f"lower batch_size, raise train_fraction or use more data"
         )
+
+
+def _held_out(run: Hyperparameters, train_samples: int) -> int:
+    return round(train_samples * HELD_OUT_SHARE) if run.best_by == "validation" else 0
+
+
+def _samples_of(run: Hyperparameters, train_samples: int) -> int:
+    """Return how many samples a run trains on, counted as the training does."""
+    return round(run.train_fraction * (train_samples - _held_out(run, train_samples)))
 
 
 def _even_parts(group: list[Hyperparameters], size: int) -> Iterator[list[Hyperparameters]]:

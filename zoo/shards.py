@@ -34,6 +34,7 @@ from zoo.schema import checkpoint_schema, index_schema, tensor_array, tensor_pat
 from zoo.splits import SPLITS
 from zoo.stacked import StackedCheckpoints
 from zoo.store import Store
+from zoo.threads import available_cores
 
 SHARD_BYTES = 256_000_000
 ROW_GROUP_ROWS = 100
@@ -124,7 +125,7 @@ def _executor(given: Executor | None) -> Iterator[Executor]:
     if given is not None:
         yield given
         return
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(available_cores())
     try:
         yield pool
     finally:

@@ -209,7 +209,7 @@ class Store:
 
     def saved_epoch(self, population: str) -> int:
         """Return the epoch of the newest state, from its name; 0 where there is none."""
-        return max((int(name.partition("-")[0]) for name in self.states(population)), default=0)
+        return max(map(state_epoch, self.states(population)), default=0)
 
     def states(self, population: str) -> list[str]:
         """Return the names of a population's states; they start with the epoch. (NFS leaves names of its own there.)"""
@@ -284,6 +284,11 @@ class Store:
 def new_attempt() -> str:
     """Return a name for an attempt: sorts by time, never given twice."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+
+
+def state_epoch(name: str) -> int:
+    """Return the epoch that a state's name tells."""
+    return int(name.partition("-")[0])
 
 
 def state_is_whole(name: str, content: bytes) -> bool:

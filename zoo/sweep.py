@@ -20,6 +20,7 @@ from zoo.errors import DISK_FULL, PlanError, StoreError
 from zoo.plan import BYTES_PER_WEIGHT, Plan, Population, differences, make_plan, run_steps
 from zoo.signals import Interrupted, Stop, stop_signals
 from zoo.store import Store
+from zoo.threads import available_cores
 from zoo.worker import WorkerSettings
 
 
@@ -117,6 +118,7 @@ def _generate(
             labels=plans[0].labels,
             engine=config.engine,
             device="cuda" if cluster.on_gpu else "cpu",
+            threads=available_cores() if workers == 0 else 1,
             state_seconds=config.store.state_seconds,
             gpu_share=config.sweep.gpus_per_population,
         )
@@ -220,7 +222,7 @@ def _bar(todo: list[Population], progress: bool) -> tqdm:
 
 
 def _summary(
-    store: Store, trained: list[Population], set_aside: dict[str, str], samples: int, seconds: float
+    store: Store, trained: list[tuple[Population, int]], set_aside: dict[str, str], samples: int, seconds: float
 ) -> SweepSummary:
     plans = store.plans()
     commits = list(store.commits())
@@ -232,7 +234,7 @@ def _summary(
         trained=len(trained),
         diverged=sum(run.status == "diverged" for commit in commits for run in commit.runs.values()),
         seconds=seconds,
-        run_steps=run_steps((run for population in trained for run in population.runs), samples),
+        run_steps=sum(run_steps(population.runs, samples, first_epoch) for population, first_epoch in trained),
         # Another driver that has started meanwhile takes ours out of quarantine, to try them again.
         quarantined={id_: error for id_, error in (set_aside | store.quarantined()).items() if id_ not in sealed},
     )

@@ -1,9 +1,15 @@
-"""How many threads torch uses."""
+"""How many cores there are, and how many threads torch uses."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use: not all of the machine's under Slurm, taskset or cpusets."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from zoo.hub_folder import CARD, CHECKSUMS
 from zoo.plan import Plan
 from zoo.schema import checkpoint_schema, index_schema
 from zoo.shards import plan_digest
+from zoo.threads import available_cores
 from zoo.verify_shard import check_shard, first_problems
 
 GENERATED = "generated"
@@ -67,7 +67,7 @@ def verify_dataset(folder: Path | str) -> list[str]:
     if not index.schema.equals(index_schema()):
         return [*problems, f"{indexes[0]}: its columns are not those of an index"]
     problems += _check_index(index, plans, set(named))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         checks = [pool.submit(check_shard, folder, path, *place, index) for path, place in sorted(shards.items())]
         for check in checks:
             problems += check.result()
@@ -91,7 +91,7 @@ def _check_files(folder: Path, digests: dict[str, str]) -> list[str]:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     names = sorted(digests.keys() & (found - irregular))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         actual = dict(zip(names, pool.map(digest, names), strict=True))
     return problems + [
         f"{name}: its SHA-256 is {actual[name]}, {CHECKSUMS} says {digests[name]}"

@@ -38,7 +38,7 @@ class WorkerSettings:
     labels: epoch labels to keep.
     engine: auto, torch, compiled or fused.
     device: torch device.
-    threads: of the engine.
+    threads: of the fused engine.
     state_seconds: a state is saved at the first epoch boundary after so many seconds.
     gpu_share: share of a GPU's memory that the worker may use.
     """
@@ -63,11 +63,11 @@ def run_population(
 
     Returns "sealed", "skipped" (somebody else has sealed it) or "stopped" (asked to stop; the state is saved).
     """
-    if store.is_sealed(population.id):
-        return "skipped"
+    outcome = "skipped"
     try:
-        with torch_threads(settings.threads):
-            outcome = _train(store, population, attempt, data, settings, should_stop)
+        if not store.is_sealed(population.id):
+            with torch_threads(1):  # results of torch depend on their number, those of the fused engine do not
+                outcome = _train(store, population, attempt, data, settings, should_stop)
     finally:
         store.clear_sign(population.id, attempt)
     if outcome != "sealed":

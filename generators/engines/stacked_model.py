@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from generators.architecture import WIDTH, SmallTransformer, unflatten
+from generators.architecture import IMAGE_TOKENS, WIDTH, SmallTransformer, sinusoidal_positions, unflatten
 from generators.errors import InputError
 
 Buffers = dict[str, Tensor]
@@ -45,9 +45,10 @@ class StackedModel(NamedTuple):
     logits: Callable[..., Tensor]
 
 
-def fixed_tensors(task: str, word_vectors: Tensor | None, max_tokens: int) -> Buffers:
+def fixed_tensors(word_vectors: Tensor | None, max_tokens: int) -> Buffers:
     """Return the tensors of the model that are not trained: positions and, for texts, word vectors."""
-    return dict(SmallTransformer(task, word_vectors, max_tokens).named_buffers())
+    positions = {"embedding.pos_embedding": sinusoidal_positions(IMAGE_TOKENS if word_vectors is None else max_tokens)}
+    return positions if word_vectors is None else positions | {"embedding.word_vectors": word_vectors}
 
 
 @cache

@@ -63,7 +63,7 @@ class TorchEngine:
         self.device = torch.device(device)
         self.dtype = dtype
         self.data = data.to(self.device)
-        buffers = fixed_tensors(data.task, data.word_vectors, data.max_tokens)
+        buffers = fixed_tensors(data.word_vectors, data.max_tokens)
         self._buffers = {name: tensor.to(self.device, dtype) for name, tensor in buffers.items()}
         self._runs_at_once = runs_at_once
         self._memory = None if self.device.type == "cpu" else gpu_memory(self.device, gpu_share)

@@ -1,10 +1,12 @@
+import copy
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from zoo.config import load_config, parse_config, presets
+from zoo.config import SweepConfig, load_config, parse_config, presets
 from zoo.errors import ConfigError
 
 GOOD = {
@@ -41,6 +43,23 @@ def test_values_arrive_in_their_types(tmp_path: Path) -> None:
     assert (block.l2, type(block.l2[0])) == ((0.0,), float)
     assert (config.labels, config.batch_size, config.min_learning_rate) == (("0", "2", "best"), 128, 1e-5)
     assert (config.store.state_seconds, config.sweep.grace_seconds) == (300.0, 120.0)
+
+
+def test_a_dict_is_a_configuration_too_and_stays_as_it_was(tmp_path: Path) -> None:
+    content = copy.deepcopy(GOOD)
+    config = load_config(content, ["epochs=6", "data.train_limit=100"])
+    assert (config.epochs, config.data.train_limit) == (6, 100)
+    assert config == load_config(write(tmp_path, GOOD), ["epochs=6", "data.train_limit=100"])
+    assert content == GOOD
+    with pytest.raises(ConfigError, match=r"^configuration: epochs: found 0, expected 1 or more$"):
+        load_config(content | {"epochs": 0})
+
+
+def test_a_configuration_made_by_hand_has_its_tasks_data() -> None:
+    good = load_config(GOOD)
+    assert SweepConfig(task="mnist", epochs=4, save_epochs=(0, 2, "best"), warmup_epochs=1, grid=good.grid) == good
+    with pytest.raises(ConfigError, match=r"task: found 'cifar', expected one of mnist, ag_news"):
+        dataclasses.replace(good, task="cifar")
 
 
 def test_a_set_fills_a_group_that_stands_there_empty(tmp_path: Path) -> None:

@@ -152,6 +152,13 @@ class TestCheckpoints:
         assert not model.training
         assert torch.equal(model(images), expected.eval()(images))
 
+    def test_models_draw_nothing_from_the_callers_random_numbers(self, zoo: Zoo) -> None:
+        torch.manual_seed(1)
+        expected = torch.rand(3)
+        torch.manual_seed(1)
+        zoo.checkpoints().take([0, 1]).models()
+        assert torch.equal(torch.rand(3), expected)
+
     def test_text_models_use_the_datasets_embedding(self, two_tasks: Path) -> None:
         zoo = open_zoo(two_tasks)
         vectors, words = zoo.embedding("ag_news")

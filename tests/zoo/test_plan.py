@@ -10,7 +10,7 @@ from sweep_tools import block, tiny
 from generators.population import PER_RUN_FIELDS
 from zoo.config import load_config
 from zoo.errors import PlanError
-from zoo.plan import Plan, Population, cpu_population_size, differences, expand_grid, make_plan
+from zoo.plan import Plan, Population, cpu_population_size, differences, expand_grid, make_plan, run_steps
 
 DIGEST = "0123456789abcdef"
 GOLDEN_RUNS = ["dcf734dfc3658633", "840716fb025b28ac"]
@@ -165,6 +165,8 @@ def test_bytes_and_steps_of_a_plan() -> None:
     assert plan.checkpoint_bytes() == 4 * 4 * 18_506 * 4
     assert plan.run_steps(128) == 4 * 4 * 4  # runs, epochs, steps of 32 samples
     assert make_plan(tiny(grid=[block(train_fraction=[0.7])]), DIGEST, 128).run_steps(128) == 4 * 4 * 2
+    assert make_plan(tiny(best_by="validation"), DIGEST, 128).run_steps(128) == 4 * 4 * 3  # 11 samples are held out
+    assert run_steps(plan.runs, 128, first_epoch=3) == 4 * 1 * 4
 
 
 @pytest.mark.parametrize(

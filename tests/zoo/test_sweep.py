@@ -32,6 +32,17 @@ def test_the_summary_counts(tmp_path: Path, digits_dir: Path) -> None:
     assert (again.sealed, again.trained, again.run_steps, again.diverged) == (2, 0, 0, 2)
 
 
+def test_the_rate_of_a_resumed_sweep_counts_what_this_call_has_trained(tmp_path: Path, digits_dir: Path) -> None:
+    config = tiny(store={"state_seconds": 0.0})
+    store = Store(tmp_path / "s")
+    process = start(drive, config, tmp_path / "s", digits_dir)
+    kill_when(process, lambda: any(store.saved_epoch(p) for p in store.begun()))
+    begun = [store.saved_epoch(p) for p in store.populations() if not store.is_sealed(p)]
+    summary = run(config, tmp_path / "s", digits_dir)
+    assert any(begun)
+    assert summary.run_steps == sum(2 * (4 - epoch) * 4 for epoch in begun)  # runs, epochs, steps
+
+
 def test_results_do_not_depend_on_the_population_size(
     tmp_path: Path, digits_dir: Path, expected: dict[str, Any]
 ) -> None:

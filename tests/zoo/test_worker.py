@@ -260,6 +260,14 @@ def test_states_are_saved_by_time(data: TaskData, tmp_path: Path) -> None:
     assert saved == {rare.root: [], always.root: [0, 1, 2, 3]}
 
 
+def test_an_attempt_at_what_is_sealed_leaves_nothing(data: TaskData, tmp_path: Path) -> None:
+    store, population = Store(tmp_path), plan_of(data)[0]
+    run_population(store, population, "a1", data, SETTINGS)
+    store.write_sign(population.id, "a2", Sign.now(0))  # the driver's claim
+    assert run_population(store, population, "a2", data, SETTINGS) == "skipped"
+    assert store.attempts(population.id) == ["a1"]
+
+
 @pytest.mark.parametrize(("code", "outcome"), [(errno.ESTALE, "sealed"), (errno.EIO, "sealed"), (errno.ENOSPC, None)])
 def test_a_sign_of_life_that_cannot_be_written_costs_nothing_but_a_full_disk_is_told(
     data: TaskData, tmp_path: Path, code: int, outcome: str | None
@@ -291,6 +299,6 @@ def test_the_callers_number_of_threads_comes_back_even_after_an_error(data: Task
 
     with torch_threads(2):
         with pytest.raises(KeyboardInterrupt):
-            run_population(Store(tmp_path), population, "a1", data, WorkerSettings(LABELS, threads=3), look)
+            run_population(Store(tmp_path), population, "a1", data, SETTINGS, look)
         assert torch.get_num_threads() == 2
-    assert seen == [3, 3, 3]
+    assert seen == [1, 1, 1]

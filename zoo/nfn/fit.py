@@ -81,9 +81,9 @@ def kendall_tau(predicted: np.ndarray, accuracy: np.ndarray) -> float:
 
 
 @contextmanager
-def seeded(*parts: str | int) -> Iterator[None]:
-    """Seed torch's generators by a named stream, and put them back as they were afterwards."""
-    with torch.random.fork_rng():
+def seeded(device: torch.device, *parts: str | int) -> Iterator[None]:
+    """Seed torch's generators by a named stream, and put those of the CPU and of `device` back afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(stream_key(*parts))
         yield
 
@@ -150,7 +150,7 @@ def _train_epoch(
     order = torch.from_numpy(permutation(stream_key("nfn-batches", seed, epoch), len(inputs))).to(inputs.device)
     network.train()
     losses = []
-    with seeded("nfn-epoch", seed, epoch):
+    with seeded(inputs.device, "nfn-epoch", seed, epoch):
         for rows in order.split(recipe.batch_size):
             loss = F.binary_cross_entropy_with_logits(network(inputs[rows]), targets[rows])
             optimizer.zero_grad()

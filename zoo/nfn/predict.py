@@ -24,10 +24,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Predictions, best first, and Kendall's tau-b with the true accuracies where they are known and differ."""
+    """Predictions, best first, and Kendall's tau-b with the true accuracies where they are known and differ.
+
+    tau: over all. test_tau: over the `test_checkpoints` of the dataset's test split alone; the others may have trained
+    the predictor, if it comes from the same runs.
+    """
 
     predictions: list[Prediction]
     tau: float | None
+    test_tau: float | None = None
+    test_checkpoints: int = 0
 
 
 def predict(
@@ -55,6 +61,8 @@ def predict(
     if bool(checkpoints) == (dataset is not None):
         found = "files and a dataset" if checkpoints else "neither"
         raise NFNError(f"checkpoints: found {found}, expected either checkpoint files or a dataset")
+    if checkpoints and (epoch_label or filters):
+        raise NFNError("checkpoints: found files with an epoch label or filters, expected those with a dataset only")
     saved = load_predictor(predictor, pick_device(device))
     if dataset is None:
         data = read_checkpoint_files([Path(path) for path in checkpoints], saved.task)
@@ -69,5 +77,14 @@ def rank(data: WeightData, predicted: np.ndarray) -> Ranking:
     known = "test_accuracy" in data.metadata.column_names
     accuracy: Sequence[float | None] = data.accuracy.tolist() if known else [None] * len(data)
     rows = [Prediction(*row) for row in zip(data.names, map(float, predicted), accuracy, strict=True)]
-    tau = kendall_tau(predicted, data.accuracy.numpy()) if known and len(set(accuracy)) > 1 else None
-    return Ranking(sorted(rows, key=lambda row: (-row.predicted, row.name)), tau)
+    ranked = sorted(rows, key=lambda row: (-row.predicted, row.name))
+    if not known:
+        return Ranking(ranked, None)
+    split = data.metadata["split"].to_pylist() if "split" in data.metadata.column_names else []
+    test = np.array([name == "test" for name in split] or [False] * len(data))
+    true = data.accuracy.numpy()
+    return Ranking(ranked, _tau(predicted, true), _tau(predicted[test], true[test]), int(test.sum()))
+
+
+def _tau(predicted: np.ndarray, true: np.ndarray) -> float | None:
+    return kendall_tau(predicted, true) if len(np.unique(true)) > 1 else None

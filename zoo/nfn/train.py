@@ -120,7 +120,7 @@ def train_on(
     finished = None if out is None else finished_result(out, config)
     if finished is not None:
         return finished
-    with seeded("nfn-init", setting.seed):
+    with seeded(torch.device("cpu"), "nfn-init", setting.seed):
         predictor = make_predictor(setting.predictor, setting.task, setting.components, **setting.options)
     if isinstance(predictor, NetworkPredictor):
         result = _train_network(predictor, splits, setting, config, pick_device(device), out, progress)

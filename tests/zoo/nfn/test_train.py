@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def fresh(name: str = "statnn", seed: int = 0) -> NetworkPredictor:
-    with seeded("test", seed):
+    with seeded(torch.device("cpu"), "test", seed):
         return make_predictor(name, "mnist")
 
 
@@ -264,6 +264,14 @@ class TestPredict:
         predicted, accuracy = ([getattr(row, key) for row in ranking.predictions] for key in ("predicted", "accuracy"))
         assert ranking.tau == pytest.approx(kendall_tau(np.array(predicted), np.array(accuracy)))
 
+    def test_the_test_split_has_a_tau_of_its_own(self, folder: Path, small_zoo: Path, readable: Splits) -> None:
+        """The others may have trained the predictor."""
+        ranking = predict(folder, dataset=small_zoo, device="cpu")
+        test = load_splits(small_zoo, Setting("mnist", "best")).test
+        expected = kendall_tau(load_predictor(folder).predict(test), test.accuracy.numpy())
+        assert ranking.test_checkpoints == len(test) > 2
+        assert ranking.test_tau == pytest.approx(expected)
+
     def test_equal_accuracies_have_no_tau(self) -> None:
         data = make_data("mnist", 3)
         predicted = np.array([0.1, 0.3, 0.2])
@@ -286,6 +294,9 @@ class TestPredict:
             predict(folder)
         with pytest.raises(NFNError, match="found files and a dataset"):
             predict(folder, checkpoints=["a"], dataset=small_zoo)
+        for more in ({"filters": ["l2>0"]}, {"epoch_label": "2"}):
+            with pytest.raises(NFNError, match="found files with an epoch label or filters"):
+                predict(folder, checkpoints=["a"], **more)
         torn, other = tmp_path / "torn.safetensors", tmp_path / "other.safetensors"
         torn.write_bytes(b"{}")
         save_file({"embedding.conv1.weight": torch.zeros(3)}, other)
