@@ -54,7 +54,8 @@ class FusedEngine:
         threads: how many threads share the runs of a population.
         definitions: further preprocessor flags of the build (-DFUSED_PROFILE, -DFUSED_LANES=8).
 
-    Tensors of another type, shape or device than said here raise InputError: C++ reads them by their address alone.
+    Tensors of another type, shape or device than said here, and ids, labels or lengths out of their range, raise
+    InputError: C++ reads by address alone. (A batch's indices and crops are not looked at; they come from streams.)
 
     Raises:
         InputError: fewer than one thread, or data that is not as in generators.tasks.data.
@@ -74,6 +75,8 @@ class FusedEngine:
         self._vectors = None
         if data.word_vectors is not None:
             self._vectors = _checked("word_vectors", data.word_vectors, torch.float32, (None, WIDTH))
+        for split in (data.train, data.test):
+            self._check_values(split)
         self._library = _load((*definitions, _task_definition(data.task, self._tokens)))
         self._positions = sinusoidal_positions(self._tokens)
         handle = self._library.fused_create(threads, data.max_tokens, _at(self._positions), _at(self._vectors))
@@ -112,6 +115,13 @@ class FusedEngine:
     def _checked_weights(self, weights: Tensor) -> Tensor:
         return _checked("weights", weights, torch.float32, (None, self._parameters))
 
+    def _check_values(self, split: Split) -> None:
+        """Refuse values that would be read out of bounds."""
+        _check_range("labels", split.labels, 0, CLASSES[self.data.task] - 1)
+        if split.lengths is not None and self._vectors is not None:
+            _check_range("lengths", split.lengths, 1, _row(split))
+            _check_range("inputs", split.inputs, 0, len(self._vectors) - 1)
+
     def _view(self, split: Split) -> _Split:
         """Return pointers to a split's tensors, and keep the tensors alive with them."""
         if (split.lengths is None) != (self.data.task == "mnist"):
@@ -124,6 +134,8 @@ class FusedEngine:
                 f"split: found texts of up to {_row(split)} tokens, expected at most {self._tokens} as in the engine's "
                 "data; make an engine for data with this split"
             )
+        if split is not self.data.train and split is not self.data.test:
+            self._check_values(split)
         if split.lengths is None:
             inputs, lengths = _checked("inputs", split.inputs, torch.uint8, (len(split), IMAGE, IMAGE)), None
         else:
@@ -133,6 +145,13 @@ class FusedEngine:
         view = _Split(*map(_at, tensors), len(split), _row(split))
         view.tensors = tensors
         return view
+
+
+def _check_range(name: str, values: Tensor, low: int, high: int) -> None:
+    if len(values) and not (low <= int(values.min()) and int(values.max()) <= high):
+        raise InputError(
+            f"{name}: found {int(values.min())} to {int(values.max())}, expected {low} to {high}; the data is damaged"
+        )
 
 
 def _checked(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> Tensor:

@@ -20,6 +20,7 @@ from zoo.cli import main, parser
 from zoo.cluster import InProcess
 from zoo.config import load_config
 from zoo.errors import ConfigError, NFNError, PlanError
+from zoo.nfn.benchmark import BenchmarkResult
 from zoo.signs import FIRST_EPOCH_SECONDS, Sign
 from zoo.store import Store
 from zoo.sweep import generate
@@ -176,6 +177,16 @@ class TestWatch:
 
 
 class TestNFN:
+    def test_a_benchmark_in_which_a_training_failed_is_no_success(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for failed, code in (({}, 0), ({"mlp": "no such library"}, 1)):
+            result = BenchmarkResult({"plots": []}, [], failed)
+            (tmp_path / "benchmark.md").write_text("")
+            monkeypatch.setattr("zoo.nfn.benchmark.benchmark", lambda *args, result=result, **options: result)
+            words = ["nfn", "benchmark", "zoo", "--task", "mnist", "--epoch-label", "best", "--out", str(tmp_path)]
+            assert main(words) == code
+
     @pytest.mark.parametrize("command", ["train", "benchmark"])
     def test_results_go_to_a_folder_of_this_machine(
         self, command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

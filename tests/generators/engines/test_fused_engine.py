@@ -311,3 +311,24 @@ class TestWhatWouldBeReadWrongly:
     def test_word_vectors(self, texts: TaskData) -> None:
         with pytest.raises(InputError, match=r"word_vectors: found torch.float64 \[51, 32\]"):
             FusedEngine(replace(texts, word_vectors=texts.word_vectors.double()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": 51}, "inputs: found 0 to 51, expected 0 to 50"),
+        ({"inputs": -1}, "inputs: found -1 to 50, expected 0 to 50"),
+        ({"lengths": 0}, "lengths: found 0 to 12, expected 1 to 12"),
+        ({"lengths": 13}, "lengths: found 1 to 13, expected 1 to 12"),
+        ({"labels": 4}, "labels: found 0 to 4, expected 0 to 3"),
+    ],
+)
+def test_values_that_would_be_read_out_of_bounds_are_refused(texts: TaskData, change: dict[str, int], message: str):
+    [(name, value)] = change.items()
+    tensor = getattr(texts.test, name).clone()
+    tensor.view(-1)[3] = value
+    bad = replace(texts.test, **{name: tensor})
+    with pytest.raises(InputError, match=message):
+        FusedEngine(replace(texts, test=bad))
+    with pytest.raises(InputError, match=message):
+        FusedEngine(texts).logits(torch.zeros(1, 17_764), bad)
