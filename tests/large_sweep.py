@@ -91,4 +91,4 @@ def _seal(store: Store, population: Population, labels: tuple[str, ...], generat
     content = metrics_bytes(population, state)
     records[METRICS_FILE] = store.write(population.id, attempt, METRICS_FILE, content)
     outcome = {run.run_id: RunRecord("finished", None, list(labels)) for run in population.runs}
-    store.seal(Commit(population.id, attempt, records, outcome, "torch", {"torch": "2"}, 1.0))
+    store.seal(Commit(population.id, attempt, records, outcome, "torch", "cpu", {"torch": "2"}, 1.0))

@@ -117,6 +117,7 @@ def parser() -> argparse.ArgumentParser:
         "--tolerance", type=whole_number, default=2, metavar="N", help="test examples that may differ"
     )
     _engine_argument(evaluate, "auto")
+    _device_argument(evaluate, "auto: a GPU where torch finds one")
     _json_argument(evaluate)
 
     rerun = _command(group, "rerun", commands.rerun, "train a published run again and compare its weights")
@@ -124,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
     rerun.add_argument("run_id", metavar="RUN_ID")
     _data_dir_argument(rerun)
     _engine_argument(rerun, "recorded")
+    _device_argument(rerun, "auto: the recorded one, where torch finds it")
     _json_argument(rerun)
 
     publish = _command(group, "publish", commands.publish, "put a dataset on the Hugging Face Hub")
@@ -219,6 +221,10 @@ def _selection_arguments(command: argparse.ArgumentParser) -> None:
 def _engine_argument(command: argparse.ArgumentParser, default: str) -> None:
     choices = sorted({*ENGINES, default})
     command.add_argument("--engine", choices=choices, default=default, help=f"what computes; default: {default}")
+
+
+def _device_argument(command: argparse.ArgumentParser, auto: str) -> None:
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=auto)
 
 
 def _json_argument(command: argparse.ArgumentParser) -> None:

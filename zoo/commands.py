@@ -171,6 +171,7 @@ def evaluate(options: argparse.Namespace) -> int:
         options.limit,
         filters=[parse_filter(text) for text in options.filters],
         engine=options.engine,
+        device=options.device,
         threads=available_cores(),
         tolerance=options.tolerance,
     )
@@ -181,7 +182,7 @@ def evaluate(options: argparse.Namespace) -> int:
 def rerun(options: argparse.Namespace) -> int:
     from zoo.evaluation import rerun
 
-    report = rerun(options.dataset, options.run_id, options.data_dir, engine=options.engine)
+    report = rerun(options.dataset, options.run_id, options.data_dir, engine=options.engine, device=options.device)
     print(report.to_json() if options.json else report.text())
     same_engine = report.engine == report.recorded_engine
     return CHECK_FAILED if same_engine and not report.identical else DONE

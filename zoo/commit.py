@@ -38,7 +38,7 @@ class Commit:
     attempt: the folder below populations/ID/ that holds the files.
     files: name -> size and digest.
     runs: run_id -> outcome, in the population's order.
-    engine, versions, seconds: for provenance.
+    engine, device, versions, seconds: for provenance; the device is "cpu" or "cuda", None of imported runs.
     """
 
     population: str
@@ -46,6 +46,7 @@ class Commit:
     files: dict[str, FileRecord]
     runs: dict[str, RunRecord]
     engine: str
+    device: str | None
     versions: dict[str, str]
     seconds: float
 

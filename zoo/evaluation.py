@@ -49,7 +49,7 @@ def evaluate(
     *,
     filters: Filters | None = None,
     engine: str = "auto",
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     threads: int = 1,
     tolerance: int = TOLERATED_EXAMPLES,
     progress: bool = True,
@@ -62,6 +62,7 @@ def evaluate(
         data_dir: folder of the task's data.
         limit: evaluate only so many, spread evenly over the range of accuracies.
         filters: see Zoo.checkpoints.
+        device: "auto" for a GPU, where torch finds one and the engine serves it.
         tolerance: test examples by which an accuracy may differ; 0 for the engine and the machine of the training.
 
     Raises:
@@ -78,7 +79,7 @@ def evaluate(
         )
     if limit is not None and limit < 1:
         raise DatasetError(f"limit: found {limit}, expected 1 or more")
-    recorded_engines = sorted(set(chosen.metadata["engine"].to_pylist()))
+    recorded_engines = sorted({_label(row["engine"], row["device"]) for row in chosen.metadata.to_pylist()})
     plan = _plan(zoo, chosen.task)
     if plan.origin == "imported" and chosen.task == "ag_news":
         reason = "imported AG News checkpoints come without the embedding that they were trained on"
@@ -87,7 +88,7 @@ def evaluate(
     if limit is not None and limit < available:
         chosen = chosen.take(np.linspace(0, available - 1, limit).round().astype(int))
     data, data_note = _load_data(zoo, plan, data_dir)
-    measuring = make_engine(engine, data, device, threads)
+    measuring = make_engine(engine, data, _device(device, engine, "cuda"), threads)
     comparisons: list[Comparison] = []
     bar = tqdm(total=len(chosen), unit="checkpoint", desc="evaluate", disable=not progress)
     with bar, torch_threads(threads):
@@ -99,7 +100,7 @@ def evaluate(
         available=available,
         comparisons=comparisons,
         tolerance=tolerance,
-        engine=measuring.name,
+        engine=_label(measuring.name, measuring.device.type),
         recorded_engines=recorded_engines,
         test_samples=len(data.test),
         data=data_note,
@@ -172,7 +173,7 @@ def rerun(
     data_dir: Path | str | None = None,
     *,
     engine: str = "recorded",
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     threads: int = 1,
     progress: bool = True,
 ) -> RerunReport:
@@ -182,6 +183,7 @@ def rerun(
         dataset: a dataset folder or a repository.
         data_dir: folder of the task's data.
         engine: "recorded" for the one that trained it; auto, torch, compiled or fused.
+        device: "auto" for the recorded one, where torch finds it.
 
     Raises:
         DatasetError: no checkpoint of such a run, an imported run, or data that it was not trained on.
@@ -192,7 +194,8 @@ def rerun(
     published = _published(zoo, run_id)
     run, row = _hyperparameters(published), published.metadata.to_pylist()[0]
     data, _ = _load_data(zoo, _plan(zoo, run.task), data_dir)
-    training = make_engine(row["engine"] if engine == "recorded" else engine, data, device, threads)
+    engine = row["engine"] if engine == "recorded" else engine
+    training = make_engine(engine, data, _device(device, engine, row["device"]), threads)
     save_epochs = [int(label) for label in published.metadata["epoch_label"].to_pylist() if label != "best"]
     bar = tqdm(total=run.epochs, unit="epoch", desc=f"rerun {run_id}", disable=not progress)
     with bar, torch_threads(threads):
@@ -215,7 +218,23 @@ def rerun(
         )
     labels.sort(key=lambda difference: label_order(difference.label))
     diverged = bool(state.diverged_epoch[0] >= 0)
-    return RerunReport(run_id, run.task, training.name, row["engine"], diverged, labels, time.monotonic() - started)
+    recorded = _label(row["engine"], row["device"])
+    used = _label(training.name, training.device.type)
+    return RerunReport(run_id, run.task, used, recorded, diverged, labels, time.monotonic() - started)
+
+
+def _label(engine: str, device: str | None) -> str:
+    """Return what decides how results are rounded, for people: "torch", "torch on cuda"."""
+    return engine if device in (None, "cpu") else f"{engine} on {device}"
+
+
+def _device(asked: torch.device | str, engine: str, preferred: str | None) -> torch.device | str:
+    """Turn "auto" into the preferred device, where torch finds it and the engine serves it."""
+    if str(asked).startswith("cuda") and not torch.cuda.is_available():
+        raise DatasetError(f"device: found {asked}, expected cpu or auto, as torch finds no GPU here")
+    if asked != "auto":
+        return asked
+    return "cuda" if preferred == "cuda" and engine != "fused" and torch.cuda.is_available() else "cpu"
 
 
 def _published(zoo: Zoo, run_id: str) -> Checkpoints:

@@ -235,7 +235,7 @@ def _import_population(
     for run, run_id in run_ids.items():
         status = "diverged" if any(c.file in diverged for c in by_run[run].values()) else "finished"
         runs[run_id] = RunRecord(status, None, kept[run])
-    store.seal(Commit(population.id, attempt, records, runs, ENGINE, versions(), time.monotonic() - started))
+    store.seal(Commit(population.id, attempt, records, runs, ENGINE, None, versions(), time.monotonic() - started))
 
 
 def _read_finite(archive: ReleaseArchive, checkpoint: ReleasedCheckpoint, findings: list[Finding]) -> Tensor | None:

@@ -104,6 +104,7 @@ class _Collector:
                     "epoch_label": label,
                     "epoch": epoch,
                     "engine": commit.engine,
+                    "device": commit.device,
                     "origin": plan.origin,
                     **values,
                 }

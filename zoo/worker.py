@@ -105,7 +105,7 @@ def _train(
             saved_at = time.monotonic()
         if stopping:
             return "stopped"
-    commit = _write_results(store, population, attempt, state, settings.labels, engine.name, started)
+    commit = _write_results(store, population, attempt, state, settings.labels, engine, started)
     return "sealed" if store.seal(commit) else "skipped"
 
 
@@ -125,7 +125,7 @@ def _write_results(
     attempt: str,
     state: PopulationState,
     labels: tuple[str, ...],
-    engine: str,
+    engine: Engine,
     started: float,
 ) -> Commit:
     """Write checkpoints and metrics; return the commit that will seal them."""
@@ -151,7 +151,8 @@ def _write_results(
             diverged_epoch=diverged if diverged >= 0 else None,
             labels=[label for label in labels if present[label][index]],
         )
-    return Commit(population.id, attempt, records, runs, engine, versions(), time.monotonic() - started)
+    made_by = engine.name, engine.device.type
+    return Commit(population.id, attempt, records, runs, *made_by, versions(), time.monotonic() - started)
 
 
 def checkpoint_bytes(

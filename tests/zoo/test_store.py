@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
 def commit_of(store: Store, population: str, attempt: str = "first") -> Commit:
     record = store.write(population, attempt, "metrics.parquet", b"metrics")
     runs = {"r1": RunRecord("finished", None, ["0", "best"]), "r2": RunRecord("diverged", 3, ["0"])}
-    return Commit(population, attempt, {"metrics.parquet": record}, runs, "torch", {"torch": "2"}, 1.5)
+    return Commit(population, attempt, {"metrics.parquet": record}, runs, "torch", "cpu", {"torch": "2"}, 1.5)
 
 
 def test_a_commit_comes_back_equal_and_is_json(store: Store) -> None:
