@@ -31,6 +31,7 @@ os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", "1")
 import ray
 import torch
 from ray import exceptions
+from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from zoo.errors import DISK_FULL, ZooError, one_line
@@ -108,7 +109,7 @@ def connect(workers: int | None = None, address: str | None = None, gpus_per_tas
 
     Args:
         workers: how many tasks run at once; None for all GPUs, or all cores where there is no GPU; 0 trains in this
-            process, without Ray.
+            process, without Ray. An autoscaler behind `address` is asked for so many.
         address: of a running Ray cluster ("auto" for the one that this machine belongs to); None starts Ray here, for
             this process only (or uses the one that this process is connected to already).
         gpus_per_task: less than 1 puts several tasks on a GPU.
@@ -169,6 +170,11 @@ class RayCluster:
         self._resource, self._per_task = ("GPU", gpus_per_task) if self.on_gpu else ("CPU", 1.0)
         self._counted_at = -RECOUNT_SECONDS
         needs: dict[str, Any] = {"num_gpus": gpus_per_task, "num_cpus": 0} if self.on_gpu else {"num_cpus": 1}
+        self._scales = False
+        if address is not None and workers is not None:
+            self._scales = True
+            # Tasks beyond the slots that there are would tell an autoscaler, but hold populations while they queue.
+            request_resources(bundles=[{self._resource: self._per_task}] * workers)
         # A task must not be started a second time behind our back: what is to be done again is decided by the store.
         self._remote = ray.remote(max_retries=0, **needs)(_call)
         self._light = ray.remote(max_retries=0, num_cpus=0)(_call)
@@ -213,6 +219,8 @@ class RayCluster:
         return self._light.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
 
     def close(self) -> None:
+        if self._scales:
+            request_resources(bundles=[])
         if self._connected_here:
             ray.shutdown()
 

@@ -5,6 +5,7 @@ done is decided by commits; signs of life keep drivers from training the same po
 cost time and nothing else.
 """
 
+import math
 import sys
 import time
 from collections import Counter, deque
@@ -33,6 +34,7 @@ KILL_SECONDS = 30.0
 CRASHES_IN_A_ROW = 3
 """A population whose worker has died so often, with no new state in between, is set aside."""
 LONGEST_PAUSE = 60.0
+SLOTLESS_SECONDS = 10.0
 SMALLEST_GPU_SHARE = 2**-10
 """Of its part of a GPU's memory: where a population does not get by with that, it is set aside."""
 UNSEEN = "unseen"
@@ -86,6 +88,7 @@ class Driver:
         self._losses: Counter[str] = Counter()
         self._crashes: Counter[str] = Counter()
         self._signs_read_at = time.monotonic()
+        self._without_slots_since: float | None = None
 
     def run(self, todo: list[Population]) -> None:
         """Train `todo` until every population is sealed or set aside, or a stop was asked for.
@@ -122,6 +125,7 @@ class Driver:
     # Dealing
 
     def _fill_slots(self, shared: Any) -> None:
+        self._look_for_slots()
         while len(self._running) < self.cluster.slots and not self.stop.requested:
             population = self._next()
             if population is None:
@@ -133,6 +137,17 @@ class Driver:
             # The job is known before it starts: in this process, a task runs inside `wait` and a signal meets it there.
             task = self.cluster.submit(_train, self.store, population, attempt, shared, self.settings)
             self._running[task] = job
+
+    def _look_for_slots(self) -> None:
+        """Say once, each time that the cluster has had no slot for some seconds, what the wait is for."""
+        now, since = time.monotonic(), self._without_slots_since
+        if self.cluster.slots or self._running:
+            self._without_slots_since = None
+        elif since is None:
+            self._without_slots_since = now
+        elif now - since > SLOTLESS_SECONDS:
+            self._say("the cluster has no core or GPU for a worker now; waiting for nodes to join (Ctrl-C ends)")
+            self._without_slots_since = math.inf
 
     def _next(self) -> Population | None:
         """Take the first pending population that nobody has sealed, or is training, and whose pause is over."""

@@ -17,6 +17,7 @@ from faulty_workers import faulty_train, order
 from ray.cluster_utils import Cluster as LocalCluster
 from sweep_tools import assert_undisturbed, drive, rows, start, tiny
 
+from zoo import cluster as cluster_module
 from zoo import driver as driver_module
 from zoo.cluster import Failure, FailureKind, InProcess, RayCluster, connect
 from zoo.errors import StoreError, ZooError
@@ -62,6 +63,22 @@ def test_nothing_listens_beyond_loopback(ray_address: str) -> None:
     assert len(addresses) >= 3
     loopback = ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1, and the same as an IPv6 address
     assert {address for address in addresses if not address.startswith(loopback)} == set()
+
+
+@pytest.mark.parametrize(("workers", "asked"), [(None, []), (3, [[{"CPU": 1.0}] * 3, []])])
+def test_an_autoscaler_is_asked_for_the_workers_that_were_asked_for(
+    ray_address: str, workers: int | None, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    request = cluster_module.request_resources
+
+    def requested(bundles: list[dict[str, float]]) -> None:
+        request(bundles=bundles)
+        calls.append(bundles)
+
+    monkeypatch.setattr(cluster_module, "request_resources", requested)
+    connect(workers, ray_address).close()
+    assert calls == asked
 
 
 def test_a_sweep_on_a_running_cluster_has_the_rows_of_one_in_this_process(

@@ -14,6 +14,7 @@ from sweep_tools import assert_undisturbed, drive, kill_when, rows, start, tiny
 
 from zoo import driver as driver_module
 from zoo import sweep as sweep_module
+from zoo.cluster import InProcess
 from zoo.files import LocalStorage
 from zoo.plan import make_plan
 from zoo.signals import stop_signals
@@ -209,6 +210,27 @@ def test_signs_and_stops_that_cannot_be_read_for_a_moment_end_no_sweep(
     assert len({name.rpartition("/")[2] for name in failed}) == 2
     monkeypatch.undo()
     assert_undisturbed(tmp_path / "s", expected)
+
+
+def test_a_cluster_without_slots_is_waited_for_and_said_once(
+    tmp_path: Path,
+    digits_dir: Path,
+    worker_task: ScriptedWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Late(InProcess):
+        polls = 0
+
+        @property
+        def slots(self) -> int:  # type: ignore[override]
+            self.polls += 1
+            return int(self.polls > 50)
+
+    monkeypatch.setattr(driver_module, "SLOTLESS_SECONDS", 0.05)
+    monkeypatch.setattr(sweep_module, "connect", lambda *arguments: Late())
+    assert run(tiny(), tmp_path / "s", digits_dir).sealed == 2
+    assert capsys.readouterr().err.count("the cluster has no core or GPU for a worker now") == 1
 
 
 def test_attempts_of_a_driver_that_was_killed_are_taken_over_at_once(
