@@ -71,6 +71,8 @@ class SweepOptions:
     """After SIGINT or SIGTERM, running populations have so long to reach an epoch's end and save their state."""
     hang_seconds: float = 3600.0
     """A worker that finishes no epoch for so long is taken for hanging and ended."""
+    wait_for_others: bool = True
+    """Whether a driver stays until populations that other drivers train are sealed too, to take over what they lose."""
     gpus_per_population: float = 1.0
     """Less than 1 puts several populations on one GPU."""
 

@@ -112,6 +112,10 @@ class Driver:
         deadline = None
         while self._running or (self._pending and not self.stop.requested):
             self._fill_slots(shared)
+            idle = bool(self._pending) and not self._running
+            if idle and not self.options.wait_for_others and all(self._is_taken(p.id) for p in self._pending):
+                self._say(f"left to other drivers, which train them: {len(self._pending)} populations")
+                return
             if self.stop.requested and deadline is None:
                 deadline = time.monotonic() + self.options.grace_seconds
                 self._request_stops()  # also of a job that was not in our list when the signal came

@@ -212,6 +212,17 @@ def test_signs_and_stops_that_cannot_be_read_for_a_moment_end_no_sweep(
     assert_undisturbed(tmp_path / "s", expected)
 
 
+def test_a_driver_need_not_wait_for_what_others_train(
+    tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = expected_populations(digits_dir)
+    store = Store(tmp_path / "s")
+    store.write_sign(first, "of-another", Sign(1, time.time(), 0, time.time() - 9, "elsewhere", 1))
+    summary = run(tiny(sweep={"wait_for_others": False}), tmp_path / "s", digits_dir)
+    assert (worker_task.calls, summary.sealed, summary.populations) == ([second], 1, 2)
+    assert "left to other drivers, which train them: 1 populations" in capsys.readouterr().err
+
+
 def test_a_cluster_without_slots_is_waited_for_and_said_once(
     tmp_path: Path,
     digits_dir: Path,
