@@ -5,6 +5,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
+from zoo.config import label_order
+
 LOSS_TOLERANCE = 1e-3
 """Relative difference of a loss that rounding explains; absolute below a loss of 1."""
 SHOWN_DISAGREEING = 20
@@ -96,11 +98,12 @@ class EvaluationReport:
             f"(recorded: {', '.join(self.recorded_engines)}), {self.data}"
         )
         lines.append(f"{'label':<8}{'checkpoints':>12}{'identical':>12}{'worst':>8}{'worst loss':>12}")
-        for label, count in Counter(c.label for c in self.comparisons).items():
+        counts = Counter(c.label for c in self.comparisons)
+        for label in sorted(counts, key=label_order):
             of_label = [c for c in self.comparisons if c.label == label]
             identical, worst = sum(c.examples == 0 for c in of_label), max(c.examples for c in of_label)
             loss = max(c.loss_difference for c in of_label)
-            lines.append(f"{label:<8}{count:>12}{identical:>12}{worst:>8}{loss:>12.1e}")
+            lines.append(f"{label:<8}{counts[label]:>12}{identical:>12}{worst:>8}{loss:>12.1e}")
         disagreeing = self.disagreeing
         lines.append(f"disagreeing (more than {self.tolerance} examples, or loss): {len(disagreeing)}")
         lines += [

@@ -76,6 +76,13 @@ def test_the_engine_and_machine_of_the_training_give_every_accuracy_exactly(
     assert report.worst_loss < 1e-12
     assert (report.engine, report.recorded_engines, report.test_samples) == (engine_here, [engine_here], TEST)
     assert report.data == f"data digest {top(dataset)['data_digest']} as recorded"
+    lines = report.text().splitlines()
+    assert [line.split()[0] for line in lines if line[0].isdigit() or line.startswith("best")] == [
+        "0",
+        "2",
+        "4",
+        "best",
+    ]
 
 
 def test_the_other_engine_agrees_within_two_examples(dataset: Path, digits_dir: Path) -> None:

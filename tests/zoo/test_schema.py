@@ -74,7 +74,7 @@ class TestColumns:
         names = """
             run_id checkpoint_id task epoch_label epoch optimizer learning_rate init_std l2 dropout train_fraction seed
             initialisation epochs batch_size warmup_epochs min_learning_rate best_by data_digest stream_version engine
-            origin train_loss train_accuracy validation_loss validation_accuracy test_loss test_accuracy
+            device origin train_loss train_accuracy validation_loss validation_accuracy test_loss test_accuracy
             generalization_gap"""
         assert " ".join(column.name for column in SCALARS) == " ".join(names.split())
         assert index_schema().names[-5:] == ["status", "split", *INDEX_PLACE]
