@@ -96,7 +96,7 @@ class Splits:
             if different < 2:
                 raise NFNError(
                     f"{name} part: found {len(part)} checkpoints of {different} different accuracies, expected 2 or "
-                    f"more of each; use more runs, a lower threshold or another epoch label"
+                    f"more of each; use more runs, --resplit, a lower threshold or another epoch label"
                 )
 
 
