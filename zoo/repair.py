@@ -76,8 +76,13 @@ def repair_sweep(
         apply: move the commits of damaged populations to removed/ and delete damaged states.
         orphans: with `apply`, delete left-overs too. They are always listed.
         orphan_seconds: what has changed within this time is no left-over.
+
+    Raises:
+        StoreError: it is no sweep directory.
     """
     store = Store(path)
+    if not store.has_plan():
+        store.require_plans()  # in a folder that is no sweep, nothing is ours to delete
     problems = find_problems(store)
     damaged: dict[str, list[str]] = defaultdict(list)
     states, beyond = [], []
@@ -88,7 +93,10 @@ def repair_sweep(
             states.append(problem.name)
         elif problem.name != "commits":  # an unfinished sweep is not damaged
             beyond.append(str(problem))
-    found = find_orphans(store, set(damaged), orphan_seconds)
+    known = not any(problem.name.startswith("plans") for problem in problems)
+    found = (
+        find_orphans(store, set(damaged), orphan_seconds) if known else []
+    )  # without a plan, anything looks left over
     command = command_of(store.plans()[0]) if damaged else ""  # damage is only found where plans can be read
     if apply:
         for population in damaged:

@@ -18,6 +18,7 @@ from sweep_tools import assert_undisturbed, tiny
 
 from zoo import repair
 from zoo.commit import FileRecord
+from zoo.errors import StoreError
 from zoo.files import LocalStorage
 from zoo.repair import repair_sweep
 from zoo.signs import Sign
@@ -55,6 +56,15 @@ KINDS = ("plans/", "commits/", "metrics.parquet", "epoch-0.", "epoch-4.", "best.
 
 def of_kind(sweep: Path, kind: str) -> Path:
     return sweep / next(name for name in files_of(sweep) if kind in name)
+
+
+def test_a_folder_that_is_no_sweep_is_not_tidied_up(tmp_path: Path) -> None:
+    mine = tmp_path / "populations" / "a" / "b" / ".tmp-thesis.tex"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(StoreError, match="expected a sweep directory"):
+        repair_sweep(tmp_path, apply=True, orphans=True, orphan_seconds=0.0)
+    assert mine.read_text() == "mine"
 
 
 def test_a_finished_sweep_has_no_problem(undisturbed: Path) -> None:
