@@ -112,7 +112,8 @@ class SweepConfig:
     engine: str = "auto"
     """auto, torch, compiled or fused."""
     data: Any = None
-    """Where the task's data comes from; keys depend on the task. None, or leaving it out, takes their defaults."""
+    """Where the task's data comes from: a source of `generators.tasks` or its keys, which depend on the task. None, or
+    leaving it out, takes their defaults."""
     store: StoreConfig = field(default_factory=StoreConfig)
     """How the sweep is kept."""
     sweep: SweepOptions = field(default_factory=SweepOptions)
@@ -120,8 +121,9 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         _require("task", self.task, self.task in SOURCES, f"one of {', '.join(SOURCES)}")
-        if self.data is None:
-            object.__setattr__(self, "data", build(SOURCES[self.task], {}, "data."))
+        source = SOURCES[self.task]
+        if not isinstance(self.data, source):
+            object.__setattr__(self, "data", build(source, {} if self.data is None else self.data, "data."))
         _require("epochs", self.epochs, self.epochs >= 1, "1 or more")
         _require("batch_size", self.batch_size, self.batch_size >= 1, "1 or more")
         _require(
@@ -188,15 +190,13 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
 def parse_config(content: Mapping[str, Any]) -> SweepConfig:
     """Build a SweepConfig from plain values, as `load_config` does; errors name the field only."""
     content = dict(content)
-    data = content.pop("data", None)
     task = content.get("task")
     if not isinstance(task, str) or task not in SOURCES:
         raise ConfigError(f"task: found {task!r}, expected one of {', '.join(SOURCES)}")
     epochs = content.get("epochs")
     if isinstance(epochs, int):
         content.setdefault("warmup_epochs", min(WARMUP_EPOCHS, max(epochs, 0)))
-    config = build(SweepConfig, content, "")
-    return dataclasses.replace(config, data=build(SOURCES[task], {} if data is None else data, "data."))
+    return build(SweepConfig, content, "")
 
 
 def presets() -> list[str]:

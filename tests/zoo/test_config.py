@@ -2,10 +2,13 @@ import copy
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from generators.tasks.ag_news import AGNewsSource
+from generators.tasks.mnist import MNISTSource
 from zoo.config import SweepConfig, load_config, parse_config, presets
 from zoo.errors import ConfigError
 
@@ -60,6 +63,26 @@ def test_a_configuration_made_by_hand_has_its_tasks_data() -> None:
     assert SweepConfig(task="mnist", epochs=4, save_epochs=(0, 2, "best"), warmup_epochs=1, grid=good.grid) == good
     with pytest.raises(ConfigError, match=r"task: found 'cifar', expected one of mnist, ag_news"):
         dataclasses.replace(good, task="cifar")
+
+
+@pytest.mark.parametrize("data", [{"train_limit": 64}, MNISTSource(train_limit=64)])
+def test_data_made_by_hand_may_be_keys_or_a_source(data: Any) -> None:
+    assert dataclasses.replace(load_config(GOOD), data=data).data == MNISTSource(train_limit=64)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train_limt": 64}, r"data.train_limt: unknown key; did you mean data.train_limit\?"),
+        ({"train_limit": 0}, "data.train_limit: found 0, expected 1 or more"),
+        ({"train_limit": "64"}, "data.train_limit: found '64', expected nothing"),
+        (3, "data: found 3, expected keys and values"),
+        (AGNewsSource(), r"data: found AGNewsSource\(.*\), expected keys and values"),
+    ],
+)
+def test_other_data_made_by_hand_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        dataclasses.replace(load_config(GOOD), data=data)
 
 
 def test_a_set_fills_a_group_that_stands_there_empty(tmp_path: Path) -> None:
