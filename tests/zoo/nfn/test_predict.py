@@ -51,9 +51,7 @@ def test_the_test_splits_tau_comes_first_and_a_resplit_is_told(
     lines = capsys.readouterr().out.splitlines()
     best = ranking.predictions[0]
     assert lines[0] == f"{best.predicted:.4f}  {best.name}  recorded {best.accuracy:.4f}  {best.split}"
-    count = ranking.test_checkpoints
-    assert lines[48].startswith(
-        f"Kendall's tau: {ranking.test_tau:.3f} of the {count} in test, {ranking.tau:.3f} of all"
-    )
+    of_test = f"{ranking.test_tau:.3f} of the {ranking.test_checkpoints} in test"
+    assert lines[48] == f"Kendall's tau: {of_test}, {ranking.tau:.3f} of all 48, training part included"
     told = ["trained with --resplit: checkpoints of every split, test too, may have trained the predictor"]
     assert lines[49:] == (told if resplit else [])
