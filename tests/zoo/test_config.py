@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,16 @@ def test_a_set_fills_a_group_that_stands_there_empty(tmp_path: Path) -> None:
 
 def test_labels_are_sorted_as_numbers_with_best_last() -> None:
     assert parse_config(GOOD | {"epochs": 10, "save_epochs": ["best", 10, 2]}).labels == ("2", "10", "best")
+
+
+def test_a_block_and_a_sweep_made_by_hand_have_the_ranges_of_a_run() -> None:
+    good = load_config(GOOD)
+    with pytest.raises(ConfigError, match="^learning_rate: found inf, expected numbers above 0$"):
+        dataclasses.replace(good.grid[0], learning_rate=(1e-3, math.inf))
+    with pytest.raises(ConfigError, match=f"^seed: found {2**63}, expected whole numbers of 0 or more$"):
+        dataclasses.replace(good.grid[0], seed=(2**63,))
+    with pytest.raises(ConfigError, match="^min_learning_rate: found inf, expected a number of 0 or more$"):
+        dataclasses.replace(good, min_learning_rate=math.inf)
 
 
 BAD = [
