@@ -49,7 +49,5 @@ def test_what_cannot_be_encoded_is_told(texts: Zoo, two_tasks: Path, tmp_path: P
         texts.encode(["word1"], "mnist")
     torn = Path(shutil.copytree(two_tasks, tmp_path / "torn"))
     (torn / "provenance.json").write_text('{"data": {}}')
-    with pytest.raises(
-        DatasetError, match=r"provenance.json: found no max_tokens of ag_news \(KeyError"
-    ):
+    with pytest.raises(DatasetError, match=r"provenance.json: found no max_tokens of ag_news \(KeyError"):
         open_zoo(torn).encode(["word1"])
