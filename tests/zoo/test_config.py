@@ -101,11 +101,11 @@ def test_labels_are_sorted_as_numbers_with_best_last() -> None:
 
 def test_a_block_and_a_sweep_made_by_hand_have_the_ranges_of_a_run() -> None:
     good = load_config(GOOD)
-    with pytest.raises(ConfigError, match="^learning_rate: found inf, expected numbers above 0$"):
+    with pytest.raises(ConfigError, match=r"^learning_rate: found inf, expected numbers above 0$"):
         dataclasses.replace(good.grid[0], learning_rate=(1e-3, math.inf))
-    with pytest.raises(ConfigError, match=f"^seed: found {2**63}, expected whole numbers of 0 or more$"):
+    with pytest.raises(ConfigError, match=rf"^seed: found {2**63}, expected whole numbers of 0 or more$"):
         dataclasses.replace(good.grid[0], seed=(2**63,))
-    with pytest.raises(ConfigError, match="^min_learning_rate: found inf, expected a number of 0 or more$"):
+    with pytest.raises(ConfigError, match=r"^min_learning_rate: found inf, expected a number of 0 or more$"):
         dataclasses.replace(good, min_learning_rate=math.inf)
 
 
