@@ -216,7 +216,8 @@ class SmallTransformer(nn.Module):
 
         Args:
             inputs: MNIST images [B, 1, 28, 28] scaled to [-1, 1], or AG News token ids [B, T].
-            lengths: number of real tokens of each text, [B], 1 or more; tokens behind it are ignored.
+            lengths: number of real tokens of each text, [B], 1 or more; tokens behind it are ignored. Without them all
+                T count, padding too, as in the paper's own code; this zoo's models are trained with them.
             dropout_masks: for each of the five sites a factor [B, T, D] (0 or 1 / (1 - rate)) that replaces torch's own
                 dropout. Sites: embedding; then, in each block, attention and MLP.
         """

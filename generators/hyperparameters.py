@@ -4,8 +4,9 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from generators.architecture import CLASSES
 from generators.errors import InputError
@@ -14,6 +15,40 @@ from generators.streams import STREAM_VERSION
 OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "rmsprop")
 BEST_BY = ("test", "validation")
 INITIALISATIONS = ("per_run", "shared")
+
+
+class Range(NamedTuple):
+    """The values that a hyperparameter may have. expected, plural: what errors call one of them, and several."""
+
+    fits: Callable[[Any], bool]
+    expected: str
+    plural: str
+
+
+def _range(fits: Callable[[Any], bool], noun: str, limits: str) -> Range:
+    return Range(fits, f"a {noun} {limits}", f"{noun}s {limits}")
+
+
+def _one_of(names: tuple[str, ...]) -> Range:
+    expected = f"one of {', '.join(names)}"
+    return Range(lambda v: v in names, expected, expected)
+
+
+RANGES = {
+    "optimizer": _one_of(OPTIMIZERS),
+    "learning_rate": _range(lambda v: 0 < v < math.inf, "number", "above 0"),
+    "init_std": _range(lambda v: 0 < v < math.inf, "number", "above 0"),
+    "l2": _range(lambda v: 0 <= v < math.inf, "number", "of 0 or more"),
+    "dropout": _range(lambda v: 0 <= v < 1, "rate", "in [0, 1)"),
+    "train_fraction": _range(lambda v: 0 < v <= 1, "fraction", "in (0, 1]"),
+    "seed": _range(lambda v: 0 <= v < 2**63, "whole number", "of 0 or more"),
+    "epochs": Range(lambda v: v >= 1, "1 or more", "1 or more"),
+    "batch_size": Range(lambda v: v >= 1, "1 or more", "1 or more"),
+    "min_learning_rate": _range(lambda v: 0 <= v < math.inf, "number", "of 0 or more"),
+    "best_by": _one_of(BEST_BY),
+    "initialisation": _one_of(INITIALISATIONS),
+}
+"""Hyperparameter -> its range, where that depends on no other."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +104,9 @@ class Hyperparameters:
             elif type(value) is not field.type:
                 self._refuse(field.name, f"a value of type {field.type.__name__}")  # type: ignore[union-attr]
         self._require("task", self.task in CLASSES, f"one of {', '.join(CLASSES)}")
-        self._require("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
-        self._require("learning_rate", 0 < self.learning_rate < math.inf, "a number above 0")
-        self._require("init_std", 0 < self.init_std < math.inf, "a number above 0")
-        self._require("l2", 0 <= self.l2 < math.inf, "a number of 0 or more")
-        self._require("dropout", 0 <= self.dropout < 1, "a rate in [0, 1)")
-        self._require("train_fraction", 0 < self.train_fraction <= 1, "a fraction in (0, 1]")
-        self._require("seed", 0 <= self.seed < 2**63, "a whole number of 0 or more")
-        self._require("epochs", self.epochs >= 1, "1 or more")
-        self._require("batch_size", self.batch_size >= 1, "1 or more")
+        for name, allowed in RANGES.items():
+            self._require(name, allowed.fits(getattr(self, name)), allowed.expected)
         self._require("warmup_epochs", 0 <= self.warmup_epochs <= self.epochs, f"0 to {self.epochs}, the epochs")
-        self._require("min_learning_rate", 0 <= self.min_learning_rate < math.inf, "a number of 0 or more")
-        self._require("best_by", self.best_by in BEST_BY, f"one of {', '.join(BEST_BY)}")
-        self._require("initialisation", self.initialisation in INITIALISATIONS, f"one of {', '.join(INITIALISATIONS)}")
 
     def _require(self, field: str, fulfilled: bool, expected: str) -> None:
         if not fulfilled:

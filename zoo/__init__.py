@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from zoo.evaluation import evaluate as evaluate
     from zoo.evaluation import rerun as rerun
     from zoo.hub import publish as publish
+    from zoo.nfn.benchmark import benchmark as benchmark
+    from zoo.nfn.predict import predict as predict
+    from zoo.nfn.train import train as train
     from zoo.release import import_release as import_release
     from zoo.repair import repair_sweep as repair_sweep
     from zoo.selection import select as select
@@ -27,17 +30,20 @@ __version__ = "0.1.0"
 _MODULES = {
     "SweepConfig": "zoo.config",
     "ZooError": "zoo.errors",
+    "benchmark": "zoo.nfn.benchmark",
     "build": "zoo.builder",
     "evaluate": "zoo.evaluation",
     "generate": "zoo.sweep",
     "import_release": "zoo.release",
     "load_config": "zoo.config",
     "open_zoo": "zoo.dataset",
+    "predict": "zoo.nfn.predict",
     "publish": "zoo.hub",
     "repair_sweep": "zoo.repair",
     "rerun": "zoo.evaluation",
     "select": "zoo.selection",
     "sweep_status": "zoo.status",
+    "train": "zoo.nfn.train",
     "verify": "zoo.verification",
 }
 __all__ = [*_MODULES]

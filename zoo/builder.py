@@ -30,6 +30,7 @@ from typing import Any
 from generators.architecture import CLASSES
 from zoo import files
 from zoo.card import card_text
+from zoo.commit import engine_label
 from zoo.data_record import EMBEDDING, VOCABULARY, published_names, read_data_record
 from zoo.errors import DatasetError
 from zoo.hub_folder import CARD, CHECKSUMS, PROVENANCE, parse_checksums
@@ -231,7 +232,7 @@ def _provenance(stores: Sequence[Store], plans: dict[str, str]) -> dict[str, Any
     engines: set[str] = set()
     for store in stores:
         for commit in store.commits():
-            engines.add(commit.engine)
+            engines.add(engine_label(commit.engine, commit.device))
             for name, version in commit.versions.items():
                 versions.setdefault(name, set()).add(version)
     records = [record for store in stores if (record := read_data_record(store.storage)) is not None]

@@ -150,13 +150,16 @@ def predict(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(ranking)))
         return DONE
     for row in ranking.predictions[: options.top]:
-        known = "" if row.accuracy is None else f"  recorded {row.accuracy:.4f}"
+        known = "" if row.accuracy is None else f"  recorded {row.accuracy:.4f}  {row.split}"
         print(f"{row.predicted:.4f}  {row.name}{known}")
     if len(ranking.predictions) > options.top:
         print(f"... and {len(ranking.predictions) - options.top} more; --top shows them")
     if ranking.tau is not None:
-        test = "" if ranking.test_tau is None else f"; {ranking.test_tau:.3f} of the {ranking.test_checkpoints} in test"
-        print(f"Kendall's tau: {ranking.tau:.3f} of all {len(ranking.predictions)}{test}")
+        test = "" if ranking.test_tau is None else f"{ranking.test_tau:.3f} of the {ranking.test_checkpoints} in test, "
+        included = ", training part included" if any(row.split == "train" for row in ranking.predictions) else ""
+        print(f"Kendall's tau: {test}{ranking.tau:.3f} of all {len(ranking.predictions)}{included}")
+        if ranking.resplit:
+            print("trained with --resplit: checkpoints of every split, test too, may have trained the predictor")
     return DONE
 
 

@@ -76,5 +76,10 @@ class Commit:
             raise StoreError(f"{where}: not a readable commit ({error!r}); see `zoo repair`") from error
 
 
+def engine_label(engine: str, device: str | None) -> str:
+    """Return what decides how results are rounded, for people: "torch", "torch on cuda"."""
+    return engine if device in (None, "cpu") else f"{engine} on {device}"
+
+
 def _digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

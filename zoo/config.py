@@ -15,7 +15,7 @@ import yaml
 
 from generators import ENGINES
 from generators.errors import InputError
-from generators.hyperparameters import BEST_BY, INITIALISATIONS, OPTIMIZERS
+from generators.hyperparameters import RANGES
 from generators.tasks import SOURCES
 from zoo.errors import ConfigError, one_line
 from zoo.shipped import shipped_folder
@@ -43,13 +43,8 @@ class GridBlock:
             values = getattr(self, f.name)
             if values is not None and not values:
                 raise ConfigError(f"{f.name}: found an empty list, expected at least one value")
-        _require_all("optimizer", self.optimizer, lambda v: v in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
-        _require_all("learning_rate", self.learning_rate, lambda v: v > 0, "numbers above 0")
-        _require_all("init_std", self.init_std, lambda v: v > 0, "numbers above 0")
-        _require_all("l2", self.l2, lambda v: v >= 0, "numbers of 0 or more")
-        _require_all("dropout", self.dropout, lambda v: 0 <= v < 1, "rates in [0, 1)")
-        _require_all("train_fraction", self.train_fraction, lambda v: 0 < v <= 1, "fractions in (0, 1]")
-        _require_all("seed", self.seed or (), lambda v: v >= 0, "whole numbers of 0 or more")
+            for value in values or ():
+                _require(f.name, value, RANGES[f.name].fits(value), RANGES[f.name].plural)
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,8 @@ class SweepConfig:
     engine: str = "auto"
     """auto, torch, compiled or fused."""
     data: Any = None
-    """Where the task's data comes from; keys depend on the task. None, or leaving it out, takes their defaults."""
+    """Where the task's data comes from: a source of `generators.tasks` or its keys, which depend on the task. None, or
+    leaving it out, takes their defaults."""
     store: StoreConfig = field(default_factory=StoreConfig)
     """How the sweep is kept."""
     sweep: SweepOptions = field(default_factory=SweepOptions)
@@ -120,21 +116,14 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         _require("task", self.task, self.task in SOURCES, f"one of {', '.join(SOURCES)}")
-        if self.data is None:
-            object.__setattr__(self, "data", build(SOURCES[self.task], {}, "data."))
-        _require("epochs", self.epochs, self.epochs >= 1, "1 or more")
-        _require("batch_size", self.batch_size, self.batch_size >= 1, "1 or more")
+        source = SOURCES[self.task]
+        if not isinstance(self.data, source):
+            object.__setattr__(self, "data", build(source, {} if self.data is None else self.data, "data."))
+        for name in ("epochs", "batch_size", "min_learning_rate", "seed", "best_by", "initialisation"):
+            value = getattr(self, name)
+            _require(name, value, RANGES[name].fits(value), RANGES[name].expected)
         _require(
             "warmup_epochs", self.warmup_epochs, 0 <= self.warmup_epochs <= self.epochs, f"0 to epochs ({self.epochs})"
-        )
-        _require("min_learning_rate", self.min_learning_rate, self.min_learning_rate >= 0, "0 or more")
-        _require("seed", self.seed, self.seed >= 0, "0 or more")
-        _require("best_by", self.best_by, self.best_by in BEST_BY, f"one of {', '.join(BEST_BY)}")
-        _require(
-            "initialisation",
-            self.initialisation,
-            self.initialisation in INITIALISATIONS,
-            f"one of {', '.join(INITIALISATIONS)}",
         )
         size_fits = self.population_size == "auto" or (
             isinstance(self.population_size, int) and self.population_size >= 1
@@ -188,15 +177,13 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
 def parse_config(content: Mapping[str, Any]) -> SweepConfig:
     """Build a SweepConfig from plain values, as `load_config` does; errors name the field only."""
     content = dict(content)
-    data = content.pop("data", None)
     task = content.get("task")
     if not isinstance(task, str) or task not in SOURCES:
         raise ConfigError(f"task: found {task!r}, expected one of {', '.join(SOURCES)}")
     epochs = content.get("epochs")
     if isinstance(epochs, int):
         content.setdefault("warmup_epochs", min(WARMUP_EPOCHS, max(epochs, 0)))
-    config = build(SweepConfig, content, "")
-    return dataclasses.replace(config, data=build(SOURCES[task], {} if data is None else data, "data."))
+    return build(SweepConfig, content, "")
 
 
 def presets() -> list[str]:
@@ -261,11 +248,6 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 def _require(name: str, value: Any, fulfilled: bool, expected: str) -> None:
     if not fulfilled:
         raise ConfigError(f"{name}: found {value!r}, expected {expected}")
-
-
-def _require_all(name: str, values: Iterable[Any], fits: Any, expected: str) -> None:
-    for value in values:
-        _require(name, value, fits(value), expected)
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:

@@ -4,6 +4,7 @@ The index answers every question about scalars; weights are read only for the ro
 groups and columns that hold them, and go from Arrow to torch without Python lists.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -18,9 +19,11 @@ import yaml
 from torch import Tensor
 
 from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
+from generators.tasks.texts import encode, tokenize
 from zoo.data_record import Embedding, parse_embedding, published_names
 from zoo.errors import DatasetError, one_line
 from zoo.filters import Filters, expression, one_of, require_known_values
+from zoo.hub_folder import PROVENANCE
 from zoo.reading import Source, open_source
 from zoo.schema import tensor_values
 from zoo.splits import SPLITS
@@ -107,6 +110,30 @@ class Zoo:
             raise DatasetError(f"{self.source.name}: found no {name}; models of {task} need it") from error
         except ValueError as error:
             raise DatasetError(f"{self.source.name}/{name}: {error}; fetch or build the dataset again") from error
+
+    def encode(self, texts: Sequence[str], task: str = "ag_news") -> tuple[Tensor, Tensor]:
+        """Return texts as the models of a text task read them, `model(ids, lengths)`: tokenized, cut and looked up in
+        the dataset's vocabulary as the training data was.
+
+        Returns:
+            Token ids, int32 [N, T], and the number of real tokens of each text, int64 [N].
+
+        Raises:
+            DatasetError: a single text in place of several, or the dataset lacks the embedding of the task.
+        """
+        if isinstance(texts, str):
+            raise DatasetError("texts: found a single text, expected a list of them")
+        vocabulary = self.embedding(task)[1]
+        return encode([tokenize(text) for text in texts], vocabulary, self._max_tokens(task))
+
+    def _max_tokens(self, task: str) -> int:
+        """Return the tokens at which the texts of the training were cut off."""
+        try:
+            return int(json.loads(self.source.read_bytes(PROVENANCE))["data"][task]["max_tokens"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise DatasetError(
+                f"{self.source.name}: {PROVENANCE}: found no max_tokens of {task} ({error!r}); see `zoo verify`"
+            ) from error
 
     def checkpoints(
         self,
@@ -226,12 +253,14 @@ class Checkpoints:
         if len(self._specs) != len(tensor_table(self.task)):
             found = ", ".join(dict.fromkeys(spec.component for spec in self._specs)) or "none"
             raise DatasetError(f"components: found {found}; models() needs all components: give no `components`")
-        vectors = self.zoo.embedding(self.task)[0] if self.task == "ag_news" else None
+        fixed: dict[str, Any] = {}
+        if self.task == "ag_news":
+            fixed = {"word_vectors": self.zoo.embedding(self.task)[0], "max_tokens": self.zoo._max_tokens(self.task)}
         tensors = self.tensors()
         models = []
         with torch.random.fork_rng([]):  # a new model draws weights, from the caller's generator
             for row in range(len(self)):
-                model = SmallTransformer(self.task, vectors)
+                model = SmallTransformer(self.task, **fixed)
                 model.load_tensors({name: values[row] for name, values in tensors.items()})
                 models.append(model.eval())
         return models

@@ -24,6 +24,7 @@ from generators.hyperparameters import Hyperparameters
 from generators.population import train_population
 from generators.tasks import SOURCES
 from generators.tasks.data import TaskData
+from zoo.commit import engine_label
 from zoo.config import build, label_order
 from zoo.dataset import Checkpoints, Zoo, open_zoo
 from zoo.errors import DatasetError
@@ -79,7 +80,7 @@ def evaluate(
         )
     if limit is not None and limit < 1:
         raise DatasetError(f"limit: found {limit}, expected 1 or more")
-    recorded_engines = sorted({_label(row["engine"], row["device"]) for row in chosen.metadata.to_pylist()})
+    recorded_engines = sorted({engine_label(row["engine"], row["device"]) for row in chosen.metadata.to_pylist()})
     plan = _plan(zoo, chosen.task)
     if plan.origin == "imported" and chosen.task == "ag_news":
         reason = "imported AG News checkpoints come without the embedding that they were trained on"
@@ -100,7 +101,7 @@ def evaluate(
         available=available,
         comparisons=comparisons,
         tolerance=tolerance,
-        engine=_label(measuring.name, measuring.device.type),
+        engine=engine_label(measuring.name, measuring.device.type),
         recorded_engines=recorded_engines,
         test_samples=len(data.test),
         data=data_note,
@@ -218,14 +219,9 @@ def rerun(
         )
     labels.sort(key=lambda difference: label_order(difference.label))
     diverged = bool(state.diverged_epoch[0] >= 0)
-    recorded = _label(row["engine"], row["device"])
-    used = _label(training.name, training.device.type)
+    recorded = engine_label(row["engine"], row["device"])
+    used = engine_label(training.name, training.device.type)
     return RerunReport(run_id, run.task, used, recorded, diverged, labels, time.monotonic() - started)
-
-
-def _label(engine: str, device: str | None) -> str:
-    """Return what decides how results are rounded, for people: "torch", "torch on cuda"."""
-    return engine if device in (None, "cpu") else f"{engine} on {device}"
 
 
 def _device(asked: torch.device | str, engine: str, preferred: str | None) -> torch.device | str:

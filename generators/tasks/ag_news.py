@@ -24,6 +24,7 @@ import torch
 from generators.architecture import CLASSES, WIDTH
 from generators.errors import InputError
 from generators.tasks.data import Split, TaskData
+from generators.tasks.texts import encode, tokenize
 from generators.tasks.word2vec import ALGORITHMS, WordVectors, corpus_vectors, pretrained_vectors
 
 CORPUS = "corpus"
@@ -119,16 +120,15 @@ class AGNewsSource:
         rows, origin = self._open(data_dir)
         train_texts, train_labels = _take(rows["train"], self.train_limit, "train")
         test_texts, test_labels = _take(rows["test"], self.test_limit, "test")
-        shortened = [text[: self.max_tokens] for text in chain(train_texts, test_texts)]
         vector_origin = {"source": "kept embedding"}
         if embedding is None:
+            shortened = (text[: self.max_tokens] for text in chain(train_texts, test_texts))
             vectors = self._word_vectors(train_texts, list(dict.fromkeys(chain.from_iterable(shortened))))
             matrix = np.concatenate([np.zeros((1, WIDTH), np.float32), vectors.matrix])
             embedding, vector_origin = (torch.from_numpy(matrix), vectors.words), vectors.origin
         word_vectors, vocabulary = embedding
-        row_of = {word: row for row, word in enumerate(vocabulary, start=1)}
-        train = _encode(shortened[: len(train_texts)], train_labels, row_of, self.max_tokens)
-        test = _encode(shortened[len(train_texts) :], test_labels, row_of, self.max_tokens)
+        train = _split(train_texts, train_labels, vocabulary, self.max_tokens)
+        test = _split(test_texts, test_labels, vocabulary, self.max_tokens)
         origin |= {
             "tokens": f"{self.text_column}, split at white space, case kept",
             "texts": {"train": len(train), "test": len(test)},
@@ -175,12 +175,9 @@ def _take(rows: Iterable[Row], limit: int | None, split: str) -> tuple[list[list
     return [text for text, _ in taken], [label for _, label in taken]
 
 
-def _encode(texts: Sequence[Sequence[str]], labels: Sequence[int], row_of: dict[str, int], max_tokens: int) -> Split:
-    ids = np.zeros((len(texts), max_tokens), np.int32)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = [row_of.get(word, 0) for word in text]
-    lengths = torch.tensor([max(1, len(text)) for text in texts])
-    return Split(torch.from_numpy(ids), torch.tensor(labels), lengths)
+def _split(texts: Sequence[Sequence[str]], labels: Sequence[int], vocabulary: Sequence[str], max_tokens: int) -> Split:
+    ids, lengths = encode(texts, vocabulary, max_tokens)
+    return Split(ids, torch.tensor(labels), lengths)
 
 
 def _share_cut(texts: Sequence[Sequence[str]], max_tokens: int) -> float:
@@ -239,7 +236,7 @@ def _csv_rows(path: Path, source: AGNewsSource) -> Iterator[Row]:
                     raise InputError(
                         f"{where}: found {len(row)} columns, expected {len(columns)} ({', '.join(columns)})"
                     )
-                yield row[text_at].split(), _label(row[label_at], source.first_label, where)
+                yield tokenize(row[text_at]), _label(row[label_at], source.first_label, where)
         except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
                 f"{path}: after line {reader.line_num}: cannot be read as CSV in UTF-8 ({error}); get the file anew"
@@ -293,4 +290,4 @@ def _hub_rows(split: Any, name: str, source: AGNewsSource) -> Iterator[Row]:
         text = row[source.text_column]
         if not isinstance(text, str):
             raise InputError(f"{where}: found {text!r} in column {source.text_column}, expected a text")
-        yield text.split(), _label(row[source.label_column], source.first_label, where)
+        yield tokenize(text), _label(row[source.label_column], source.first_label, where)

@@ -1,11 +1,15 @@
 import copy
 import dataclasses
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from generators.tasks.ag_news import AGNewsSource
+from generators.tasks.mnist import MNISTSource
 from zoo.config import SweepConfig, load_config, parse_config, presets
 from zoo.errors import ConfigError
 
@@ -62,6 +66,26 @@ def test_a_configuration_made_by_hand_has_its_tasks_data() -> None:
         dataclasses.replace(good, task="cifar")
 
 
+@pytest.mark.parametrize("data", [{"train_limit": 64}, MNISTSource(train_limit=64)])
+def test_data_made_by_hand_may_be_keys_or_a_source(data: Any) -> None:
+    assert dataclasses.replace(load_config(GOOD), data=data).data == MNISTSource(train_limit=64)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train_limt": 64}, r"data.train_limt: unknown key; did you mean data.train_limit\?"),
+        ({"train_limit": 0}, "data.train_limit: found 0, expected 1 or more"),
+        ({"train_limit": "64"}, "data.train_limit: found '64', expected nothing"),
+        (3, "data: found 3, expected keys and values"),
+        (AGNewsSource(), r"data: found AGNewsSource\(.*\), expected keys and values"),
+    ],
+)
+def test_other_data_made_by_hand_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        dataclasses.replace(load_config(GOOD), data=data)
+
+
 def test_a_set_fills_a_group_that_stands_there_empty(tmp_path: Path) -> None:
     content = {key: value for key, value in GOOD.items() if key not in ("data", "store")}
     overrides = ["data.source=embedded", "store.state_seconds=5"]
@@ -73,6 +97,16 @@ def test_a_set_fills_a_group_that_stands_there_empty(tmp_path: Path) -> None:
 
 def test_labels_are_sorted_as_numbers_with_best_last() -> None:
     assert parse_config(GOOD | {"epochs": 10, "save_epochs": ["best", 10, 2]}).labels == ("2", "10", "best")
+
+
+def test_a_block_and_a_sweep_made_by_hand_have_the_ranges_of_a_run() -> None:
+    good = load_config(GOOD)
+    with pytest.raises(ConfigError, match=r"^learning_rate: found inf, expected numbers above 0$"):
+        dataclasses.replace(good.grid[0], learning_rate=(1e-3, math.inf))
+    with pytest.raises(ConfigError, match=rf"^seed: found {2**63}, expected whole numbers of 0 or more$"):
+        dataclasses.replace(good.grid[0], seed=(2**63,))
+    with pytest.raises(ConfigError, match=r"^min_learning_rate: found inf, expected a number of 0 or more$"):
+        dataclasses.replace(good, min_learning_rate=math.inf)
 
 
 BAD = [

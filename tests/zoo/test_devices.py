@@ -1,5 +1,6 @@
 """Rows say on what they were computed, and what was computed elsewhere is not expected to be equal bit for bit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def from_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_device_is_a_column(from_a_gpu: Path) -> None:
     zoo = open_zoo(from_a_gpu)
     assert set(zoo.index["device"].to_pylist()) == set(zoo.checkpoints().metadata["device"].to_pylist()) == {"cuda"}
+
+
+def test_provenance_and_card_name_it(from_a_gpu: Path) -> None:
+    assert json.loads((from_a_gpu / "provenance.json").read_text())["engines"] == ["torch on cuda"]
+    assert "\nEngine: torch on cuda. Versions: " in (from_a_gpu / "README.md").read_text()
 
 
 def test_a_run_of_a_gpu_trained_again_on_a_cpu_may_differ(from_a_gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,9 +82,12 @@ def kendall_tau(predicted: np.ndarray, accuracy: np.ndarray) -> float:
 
 @contextmanager
 def seeded(device: torch.device, *parts: str | int) -> Iterator[None]:
-    """Seed torch's generators by a named stream, and put those of the CPU and of `device` back afterwards."""
+    """Seed torch's generators of the CPU and of `device` by a named stream, and put them back afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(stream_key(*parts))
+        torch.default_generator.manual_seed(stream_key(*parts))  # torch.manual_seed would seed every GPU too
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(stream_key(*parts))
         yield
 
 
