@@ -16,9 +16,7 @@ three replacements leaves checksums that do not fit, which verify reports; the n
 any killed one has left.
 """
 
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
@@ -132,22 +130,14 @@ def _build(
 
 @contextmanager
 def _only_build_in(out: Path) -> Iterator[None]:
-    """Hold the folder for one build: two at once would each remove what the other has written.
-
-    The lock is the system's, on the folder itself: it leaves no file and ends with the process, however that ends.
-    """
+    """Hold the folder for one build: two at once would each remove what the other has written."""
     if out.exists() and not out.is_dir():
         raise DatasetError(f"--out {out}: found a file, expected a new or empty folder, or a dataset of `zoo build`")
-    files.make_folder(out)
-    descriptor = os.open(out, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DatasetError(f"--out {out}: another build is writing there; wait for it, or use another") from error
-        yield
-    finally:
-        os.close(descriptor)
+        with files.held(out):
+            yield
+    except BlockingIOError as error:
+        raise DatasetError(f"--out {out}: another build is writing there; wait for it, or use another") from error
 
 
 class _Folder:

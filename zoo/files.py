@@ -4,6 +4,7 @@ Written to a private temporary name beside the target, flushed to the disk, then
 flushed too. `link` fails where the name exists, also on NFS, which makes it the put-if-absent that seals things.
 """
 
+import fcntl
 import os
 import shutil
 import uuid
@@ -120,6 +121,24 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     flush_folder(folder.parent)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder if need be, and hold it for this process alone.
+
+    The lock is the system's, on the folder itself: it leaves no file and ends with the process, however that ends.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    make_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def flush_folder(folder: Path) -> None:

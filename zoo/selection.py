@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-import uuid
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from zoo.dataset import Checkpoints
 from zoo.errors import DatasetError
-from zoo.files import TEMPORARY_PREFIX
+from zoo.files import TEMPORARY_PREFIX, held
 from zoo.schema import INDEX_PLACE
 from zoo.stacked import HEADER_KEY
 from zoo.storage import local_path
@@ -29,8 +28,8 @@ def select(checkpoints: Checkpoints, out: Path | str) -> list[Path]:
     """Write a selection to the folder `out`, all of it or nothing; an earlier selection there is replaced.
 
     A process that is killed leaves the earlier selection, or the new one; or, between the two renames of a replacement,
-    no `out`, but both of them beside it, in folders whose names begin with `.tmp-`. The same command then writes `out`
-    again; nobody removes those folders.
+    no `out`, but both of them beside it, in a folder `.tmp-...`. The next call for `out` puts the earlier one back
+    where it is missing, and removes that folder.
 
     Each file is named by its checkpoint_id, holds the tensors under their state_dict names, and has the row's metadata
     as JSON in its header, under the key "zoo". checkpoints.csv has a row a file, in the same order.
@@ -38,29 +37,44 @@ def select(checkpoints: Checkpoints, out: Path | str) -> list[Path]:
     Returns the paths of the safetensors files, highest test accuracy first.
 
     Raises:
-        DatasetError: nothing is selected, or `out` is no folder or holds something else than an earlier selection.
+        DatasetError: nothing is selected, `out` is no folder or holds something else than an earlier selection, or
+            another call is writing there.
     """
     out = local_path(out, "--out").resolve()  # through a link, to what it stands for
     if not len(checkpoints):
         raise DatasetError("filters: found no checkpoint that fulfils them, expected at least one; loosen a condition")
-    _require_replaceable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (out.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}" for _ in range(2))
-    new.mkdir()
+    private = out.with_name(f"{TEMPORARY_PREFIX}{out.name}")
     try:
+        with held(private):
+            names = _replace(out, checkpoints, private)
+    except BlockingIOError as error:
+        raise DatasetError(f"--out {out}: another selection is being written there; wait for it") from error
+    return [out / name for name in names]
+
+
+def _replace(out: Path, checkpoints: Checkpoints, private: Path) -> list[str]:
+    """Write a selection, and put it in the place of an earlier one; `private` is gone in the end."""
+    new, old = private / "new", private / "old"
+    try:
+        _restore(out, old)
+        _require_replaceable(out)
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
+        new.mkdir()
         names = _write(checkpoints, new)
         if out.exists():
             out.rename(old)
-        try:
-            new.rename(out)
-        except BaseException:
-            if old.exists():
-                old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        new.rename(out)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
-    return [out / name for name in names]
+        _restore(out, old)
+        shutil.rmtree(private, ignore_errors=True)
+    return names
+
+
+def _restore(out: Path, old: Path) -> None:
+    """Put an earlier selection back if something came between the two renames of its replacement."""
+    if old.exists() and not out.exists():
+        old.rename(out)
 
 
 def _write(checkpoints: Checkpoints, folder: Path) -> list[str]:

@@ -1,5 +1,7 @@
 import csv
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,13 @@ import torch
 from dataset_tools import Stored
 from safetensors import safe_open
 from safetensors.torch import load_file
+from sweep_tools import start
 
 from generators.architecture import SmallTransformer, tensor_table
 from zoo import selection as module
-from zoo.dataset import Zoo
+from zoo.dataset import Zoo, open_zoo
 from zoo.errors import DatasetError
+from zoo.files import held
 from zoo.selection import select, write_checkpoint
 
 pytest_plugins = ["dataset_fixtures"]
@@ -26,6 +30,13 @@ def header(path: Path) -> dict:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def select_and_die(dataset: Path, out: Path, rename: int) -> None:
+    """Target of a process that is killed right before one of the renames of a selection."""
+    calls, real = iter(range(1, 3)), Path.rename
+    Path.rename = lambda *call: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == rename else real(*call)
+    select(open_zoo(dataset).checkpoints(split="validation"), out)
 
 
 class TestSelect:
@@ -95,6 +106,27 @@ class TestFolder:
             select(zoo.checkpoints(filters=[("epoch_label", "==", "1")]), out)
         assert names(out) == before
         assert names(tmp_path) == {"out"}
+
+    @pytest.mark.parametrize("rename", [1, 2])
+    def test_the_next_call_tidies_up_after_a_killed_one_and_puts_the_earlier_selection_back(
+        self, rename: int, dataset: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "out"
+        select(zoo.checkpoints(split="test"), out)
+        before = names(out)
+        process = start(select_and_die, dataset, out, rename)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert names(tmp_path) == ({"out", ".tmp-out"} if rename == 1 else {".tmp-out"})
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+            patch.setattr(module, "write_checkpoint", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+            select(zoo.checkpoints(), out)
+        assert (names(out), names(tmp_path)) == (before, {"out"})
+
+    def test_two_calls_at_once_do_not_mix(self, zoo: Zoo, tmp_path: Path) -> None:
+        with held(tmp_path / ".tmp-out"), pytest.raises(DatasetError, match="another selection is being written there"):
+            select(zoo.checkpoints(), tmp_path / "out")
+        assert names(tmp_path) == {".tmp-out"}
 
     def test_other_files_are_never_lost(self, zoo: Zoo, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("mine")
