@@ -98,11 +98,14 @@ def status(options: argparse.Namespace) -> int:
 
 def build(options: argparse.Namespace) -> int:
     from zoo.builder import build
+    from zoo.splits import SPLITS
 
     with _executor(options) as executor:
         report = build(options.sweep_dirs, options.out, executor, progress=not options.quiet)
     for task, splits in report.checkpoints.items():
         print(f"{task}: {sum(splits.values())} checkpoints ({', '.join(f'{n} {s}' for s, n in splits.items())})")
+        if empty := [split for split in SPLITS if split not in splits]:
+            print(f"{task}: no run fell into {' or '.join(empty)}, so that is no split of it; a larger sweep has all")
     print(f"{report.diverged_runs} runs diverged, {report.unfinished_populations} populations are not finished yet")
     print(f"{report.folder}: {report.bytes / 1e6:.1f} MB; load it with load_dataset({str(report.folder)!r})")
     return DONE

@@ -22,6 +22,7 @@ from zoo.config import load_config
 from zoo.errors import ConfigError, NFNError, PlanError
 from zoo.nfn.benchmark import BenchmarkResult
 from zoo.signs import FIRST_EPOCH_SECONDS, Sign
+from zoo.splits import SPLITS, split_of
 from zoo.store import Store
 from zoo.sweep import generate
 
@@ -57,6 +58,14 @@ def test_help_and_completion_wait_for_no_torch() -> None:
 
 
 class TestBuild:
+    def test_splits_without_a_run_are_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        store = write_large_sweep(tmp_path / "sweep", 2, epochs=1, labels=("0",))
+        splits = {split_of(run.run_id) for plan in store.plans() for run in plan.runs}
+        assert main(["build", str(store.root), "--out", str(tmp_path / "zoo"), "--quiet"]) == 0
+        empty = " or ".join(split for split in SPLITS if split not in splits)
+        told = f"mnist: no run fell into {empty}, so that is no split of it; a larger sweep has all"
+        assert told in capsys.readouterr().out.splitlines()
+
     def test_workers_write_what_threads_write(
         self, sweep: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
