@@ -1,7 +1,6 @@
 import hashlib
 import importlib.metadata
 import json
-import re
 import shutil
 import subprocess
 import sys
