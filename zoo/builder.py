@@ -29,7 +29,7 @@ from generators.architecture import CLASSES
 from zoo import files
 from zoo.card import card_text
 from zoo.commit import engine_label
-from zoo.data_record import EMBEDDING, VOCABULARY, published_names, read_data_record
+from zoo.data_record import read_data_record, read_embedding_files
 from zoo.errors import DatasetError
 from zoo.hub_folder import CARD, CHECKSUMS, PROVENANCE, parse_checksums
 from zoo.plots import make_plots
@@ -103,6 +103,7 @@ def _build(
     progress: bool,
 ) -> BuildReport:
     old = _existing_files(out)
+    embeddings = _read_embeddings(stores)
     tables = write_shards(stores, out, executor, shard_bytes, progress)
     if unseen := [shard.path for shard in tables.shards if not (out / shard.path).is_file()]:
         raise DatasetError(
@@ -117,7 +118,8 @@ def _build(
     plots = {
         folder.write_named(f"assets/{plot.name}", ".png", plot.content): plot.caption for plot in make_plots(tables)
     }
-    _copy_embeddings(stores, folder)
+    for name, content in embeddings.items():
+        folder.write(name, content)
     provenance = _provenance(stores, plans)
     folder.write(PROVENANCE, dumps(provenance).encode())
     folder.write(CARD, card_text(tables, provenance, plots).encode())
@@ -204,16 +206,14 @@ def _remove(out: Path, names: set[str]) -> None:
             folder.rmdir()
 
 
-def _copy_embeddings(stores: Sequence[Store], folder: _Folder) -> None:
-    """Copy each task's frozen embedding once; the data digest has shown that all sweeps of a task have the same."""
+def _read_embeddings(stores: Sequence[Store]) -> dict[str, bytes]:
+    """Return name -> content of the frozen embeddings and vocabularies; sweeps of the same data have the same."""
+    found: dict[str, bytes] = {}
     for store in stores:
-        record = read_data_record(store.storage)
-        if record is None or not store.storage.exists(EMBEDDING):
-            continue
-        names = published_names(record["task"], record["data_digest"])
-        for source, name in zip((EMBEDDING, VOCABULARY), names, strict=True):
-            if name not in folder.digests:
-                folder.write(name, store.storage.read(source))
+        plan = store.plans()[0]
+        if plan.task == "ag_news" and plan.origin == "generated":
+            found |= read_embedding_files(store.storage)
+    return found
 
 
 def _provenance(stores: Sequence[Store], plans: dict[str, str]) -> dict[str, Any]:

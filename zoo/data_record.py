@@ -34,6 +34,8 @@ def published_names(task: str, data_digest: str) -> tuple[str, str]:
 
 def write_data_record(storage: Storage, data: TaskData) -> None:
     """Keep the record of a sweep's data, unless it is there already."""
+    if storage.exists(RECORD):
+        return
     contents: dict[str, bytes] = {}
     if data.word_vectors is not None:
         # The embedding comes last: a process may be killed in between, and where the embedding is, both are there.
@@ -54,15 +56,50 @@ def write_data_record(storage: Storage, data: TaskData) -> None:
 
 
 def read_data_record(storage: Storage) -> dict[str, Any] | None:
-    """Return the record of a sweep's data; None for imported runs, which have none."""
+    """Return the record of a sweep's data; None for imported runs, which have none.
+
+    Raises:
+        StoreError: it is damaged.
+    """
     try:
-        return json.loads(storage.read(RECORD))
+        record = json.loads(storage.read(RECORD))
+        texts = (record["task"], record["data_digest"], *record["sha256"].values())
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("found a task, data_digest or sha256 that is no text")
+        return record
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
-            f"{storage.root}/{RECORD}: not readable JSON ({error}); run `zoo generate` again after moving it away"
+            f"{storage.root}/{RECORD}: not a readable record ({error!r}); run `zoo generate` again after moving it away"
         ) from error
+
+
+def read_embedding_files(storage: Storage) -> dict[str, bytes]:
+    """Return the embedding and the vocabulary of a text sweep as files, under the names that a dataset gives them.
+
+    Raises:
+        StoreError: the record of the data or one of them is missing or not what was written.
+    """
+    record = read_data_record(storage)
+    if record is None:
+        raise StoreError(f"{storage.root}/{RECORD}: missing, expected the record of the data; run `zoo generate` again")
+    files = {}
+    for name, published in zip(
+        (EMBEDDING, VOCABULARY), published_names(record["task"], record["data_digest"]), strict=True
+    ):
+        try:
+            files[published] = storage.read(name)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{storage.root}/{name}: missing, expected what {RECORD} lists; restore it from a copy"
+            ) from error
+        if (found := hashlib.sha256(files[published]).hexdigest()) != record["sha256"].get(name):
+            raise StoreError(
+                f"{storage.root}/{name}: found SHA-256 {found}, expected {record['sha256'].get(name)} as in {RECORD}; "
+                f"restore it from a copy"
+            )
+    return files
 
 
 def load_data(source: Any, storage: Storage, data_dir: Path | None) -> TaskData:
@@ -74,8 +111,11 @@ def load_data(source: Any, storage: Storage, data_dir: Path | None) -> TaskData:
 
 def read_embedding(storage: Storage) -> Embedding:
     """Return the word vectors, float32 [V, 32], and the vocabulary that a sweep keeps."""
+    # A call that was killed early has left them without a record; the plan's data digest will tell about them.
+    recorded = storage.exists(RECORD)
+    files = read_embedding_files(storage).values() if recorded else (storage.read(EMBEDDING), storage.read(VOCABULARY))
     try:
-        return parse_embedding(storage.read(EMBEDDING), storage.read(VOCABULARY))
+        return parse_embedding(*files)
     except ValueError as error:
         raise StoreError(f"{storage.root}/{EMBEDDING}: {error}; `zoo verify` says what else is damaged") from error
 

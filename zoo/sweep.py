@@ -105,6 +105,7 @@ def _generate(
     if store.has_plan() and not extend:
         plans = settle_plan(store, config, data, on_gpu=False, extend=False)  # what is refused is so before Ray starts
         if not store.todo():
+            write_data_record(store.storage, data)  # where it was lost since
             return _summary(store, [], {}, len(data.train), 0.0)
     cluster = connect(workers, address, config.sweep.gpus_per_population)
     try:

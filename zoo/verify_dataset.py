@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from huggingface_hub import DatasetCard
 from generators.architecture import CLASSES
 from zoo.builder import PROVENANCE, read_checksums
 from zoo.card import content_version
+from zoo.data_record import parse_embedding, published_names
 from zoo.dataset import INDEX
 from zoo.errors import ZooError, one_line
 from zoo.hub_folder import CARD, CHECKSUMS
@@ -67,6 +68,9 @@ def verify_dataset(folder: Path | str) -> list[str]:
     if not index.schema.equals(index_schema()):
         return [*problems, f"{indexes[0]}: its columns are not those of an index"]
     problems += _check_index(index, plans, set(named))
+    for plan in plans:
+        if plan.task == "ag_news" and plan.origin == "generated":
+            problems += _check_embedding(folder, plan)
     with ThreadPoolExecutor(available_cores()) as pool:
         checks = [pool.submit(check_shard, folder, path, *place, index) for path, place in sorted(shards.items())]
         for check in checks:
@@ -158,6 +162,17 @@ def _read_plans(folder: Path) -> tuple[list[Plan], list[str]]:
         if plan_digest(plan) != digest:
             problems.append(f"{name}: its digest is {plan_digest(plan)}, {PROVENANCE} says {digest}")
     return plans, problems
+
+
+def _check_embedding(folder: Path, plan: Plan) -> Iterator[str]:
+    """Check that a plan's models find their word vectors. (Their bytes are checked with those of all files.)"""
+    vectors, vocabulary = published_names(plan.task, plan.data_digest)
+    try:
+        table, _ = parse_embedding((folder / vectors).read_bytes(), (folder / vocabulary).read_bytes())
+        if not table.isfinite().all():
+            yield f"{vectors}: found word vectors that are not finite"
+    except (OSError, ValueError) as error:
+        yield f"{vectors}: {one_line(error)}; models of {plan.task} need it: build or fetch the dataset again"
 
 
 def _check_index(index: pa.Table, plans: Sequence[Plan], named: set[str]) -> list[str]:

@@ -124,8 +124,8 @@ def _check_data(store: Store, plans: list[Plan]) -> Iterator[Problem]:
             found = FileRecord.of(store.storage.read(name)).sha256
             if found != sha256:
                 yield Problem(name, f"SHA-256 {found}, expected {sha256}; restore it from a copy")
-    except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
-        yield Problem(RECORD, f"not a readable record ({error}); move it away and run `zoo generate` again")
+    except StoreError as error:
+        yield Problem(RECORD, str(error).removeprefix(f"{store.root}/{RECORD}: "))
     except FileNotFoundError as error:
         yield Problem("data", f"missing file ({error}); restore it from a copy")
 
