@@ -72,7 +72,7 @@ class Commit:
             return cls(**content)
         except StoreError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{where}: not a readable commit ({error!r}); see `zoo repair`") from error
 
 

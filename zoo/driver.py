@@ -134,10 +134,13 @@ class Driver:
             population = self._next()
             if population is None:
                 return
-            attempt = new_attempt()
-            claim = Sign.now(0)
-            self.store.write_sign(population.id, attempt, claim)
-            job = _Job(population, attempt, claim, self.store.states(population.id)[-1:], claim, self.settings)
+            attempt, claim = new_attempt(), Sign.now(0)
+            job = _Job(population, attempt, claim, self._newest_state(population.id), claim, self.settings)
+            try:
+                self.store.write_sign(population.id, attempt, claim)
+            except OSError as error:
+                self._handle(job, Failure.of(error, str(error)))
+                continue
             # The job is known before it starts: in this process, a task runs inside `wait` and a signal meets it there.
             task = self.cluster.submit(_train, self.store, population, attempt, shared, self.settings)
             self._running[task] = job
@@ -172,7 +175,10 @@ class Driver:
 
         A sign that does not change while we watch is no life, whatever the clocks say.
         """
-        alive = {attempt: sign for attempt, sign in self.store.signs(population).items() if sign.is_alive()}
+        try:
+            alive = {attempt: sign for attempt, sign in self.store.signs(population).items() if sign.is_alive()}
+        except OSError:
+            return False  # our own claim will fail, too, and then it is the population's failure
         if not alive:
             return False
         if self._watched.get(population, ({}, 0))[0] != alive:
@@ -213,7 +219,7 @@ class Driver:
         if failure.kind is FailureKind.OUT_OF_MEMORY and self._halve_gpu_share(job):
             return self._retry(job.population)
         if failure.kind in (FailureKind.CRASH, FailureKind.STORAGE):
-            if self.store.states(id_)[-1:] != job.state:
+            if self._newest_state(id_) != job.state:
                 self._crashes[id_] = 0
             self._crashes[id_] += 1
             if self._crashes[id_] < CRASHES_IN_A_ROW:
@@ -222,6 +228,13 @@ class Driver:
         self.store.quarantine(id_, self.set_aside[id_])
         self._say(f"population {id_} set aside after {failure.kind.value}; see `zoo status`")
         return None
+
+    def _newest_state(self, population: str) -> list[str]:
+        """Return the name of the newest state, in a list; an empty one where there is none, or none can be seen."""
+        try:
+            return self.store.states(population)[-1:]
+        except OSError:
+            return []
 
     def _retry(self, population: Population, pause: float = 0.0) -> None:
         self._not_before[population.id] = time.monotonic() + min(pause, LONGEST_PAUSE)

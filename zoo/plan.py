@@ -125,7 +125,7 @@ class Plan:
             return cls(tuple(populations), labels, content["population_size"], data, content["origin"])
         except PlanError:
             raise
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise PlanError(f"{where}: not a readable plan ({error!r}); restore the file from a copy") from error
 
 

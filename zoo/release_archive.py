@@ -135,6 +135,7 @@ class ReleaseArchive:
 
         Raises:
             ReleaseError: this file is no checkpoint of the task's transformer; the message names no file.
+            OSError: it cannot be read now.
         """
         limit = 4 * parameter_count(task) + PICKLE_BYTES
         if entry.size > limit:
@@ -147,6 +148,8 @@ class ReleaseArchive:
                 raise ReleaseError(f"found {expanded} bytes inside, expected at most {limit}")
             state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
         except ReleaseError:
+            raise
+        except OSError:  # of the disk, which says nothing about the checkpoint
             raise
         except Exception as error:  # a broken or hostile pickle raises anything
             raise ReleaseError(

@@ -118,7 +118,10 @@ def find_orphans(store: Store, damaged: set[str], orphan_seconds: float = ORPHAN
     found: list[Orphan] = []
     sealed = store.sealed()
     for id_ in sorted(set(store.begun()) - damaged):
-        kept = {store.commit(id_).attempt} if id_ in sealed else {STATE_FOLDER}
+        try:
+            kept = {store.commit(id_).attempt} if id_ in sealed else {STATE_FOLDER}
+        except OSError:
+            continue  # its commit, which cannot be read, may name any of the attempts
         for name in store.storage.children(f"populations/{id_}"):
             sign = None if name == STATE_FOLDER else store.read_sign(id_, name)
             if name not in kept and not (sign and sign.is_alive()):

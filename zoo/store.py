@@ -231,8 +231,9 @@ class Store:
             return None
 
     def clear_sign(self, population: str, attempt: str) -> None:
-        """Take the sign of an attempt away that has ended."""
-        self.storage.remove(f"{_attempt_name(population, attempt)}/{SIGN_FILE}")
+        """Take the sign of an attempt away that has ended. (One that stays is soon taken for dead.)"""
+        with contextlib.suppress(OSError):
+            self.storage.remove(f"{_attempt_name(population, attempt)}/{SIGN_FILE}")
 
     def signs(self, population: str) -> dict[str, Sign]:
         """Return attempt -> last sign of life of all attempts that have one."""
@@ -240,8 +241,9 @@ class Store:
         return {attempt: sign for attempt, sign in found.items() if sign is not None}
 
     def request_stop(self, population: str, attempt: str) -> None:
-        """Ask an attempt to save its state and stop at the end of its epoch."""
-        self.storage.write_hint(f"{_attempt_name(population, attempt)}/{STOP_FILE}", b"")
+        """Ask an attempt to save its state and stop at the end of its epoch. (Who asked waits for a limited time.)"""
+        with contextlib.suppress(OSError):
+            self.storage.write_hint(f"{_attempt_name(population, attempt)}/{STOP_FILE}", b"")
 
     def stop_requested(self, population: str, attempt: str) -> bool:
         try:
@@ -277,7 +279,7 @@ class Store:
         name = f"quarantine/{population}.json"
         try:
             return str(json.loads(self.storage.read(name))["error"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"{self.root}/{name}: not readable ({error!r}); move it away") from error
 
 

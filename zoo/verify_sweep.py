@@ -17,7 +17,7 @@ from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS
 from zoo.commit import Commit, FileRecord
 from zoo.data_record import EMBEDDING, RECORD, VOCABULARY, read_data_record
-from zoo.errors import StoreError, ZooError
+from zoo.errors import StoreError, ZooError, one_line
 from zoo.plan import Plan, Population
 from zoo.stacked import CHECKPOINT_FORMAT, safetensors_header
 from zoo.store import (
@@ -62,8 +62,8 @@ def find_problems(store: Store) -> list[Problem]:
     """Return all problems, in the order plans, foreign files, data, commits, states, quarantine."""
     try:
         plans = store.require_plans()
-    except (ZooError, UnicodeDecodeError) as error:
-        return [Problem("plans", str(error))]
+    except (ZooError, OSError) as error:
+        return [Problem("plans", one_line(error))]
     populations = {p.id: (p, plan) for plan in plans for p in plan.populations}
     problems = [*_check_plans(store, plans), *_find_foreign(store, populations), *_check_data(store, plans)]
     sealed = store.sealed()
@@ -126,8 +126,8 @@ def _check_data(store: Store, plans: list[Plan]) -> Iterator[Problem]:
                 yield Problem(name, f"SHA-256 {found}, expected {sha256}; restore it from a copy")
     except StoreError as error:
         yield Problem(RECORD, str(error).removeprefix(f"{store.root}/{RECORD}: "))
-    except FileNotFoundError as error:
-        yield Problem("data", f"missing file ({error}); restore it from a copy")
+    except OSError as error:
+        yield Problem("data", f"missing file or not readable ({one_line(error)}); restore it from a copy")
 
 
 def _check_population(store: Store, population: Population, plan: Plan) -> Iterator[Problem]:
@@ -137,6 +137,9 @@ def _check_population(store: Store, population: Population, plan: Plan) -> Itera
         commit = store.commit(id_)
     except StoreError as error:
         yield Problem(name, str(error).removeprefix(f"{store.root}/{name}: "), id_)
+        return
+    except OSError as error:
+        yield Problem(name, _unreadable(error))
         return
     run_ids = [run.run_id for run in population.runs]
     if commit.population != id_:
@@ -160,9 +163,19 @@ def _check_population(store: Store, population: Population, plan: Plan) -> Itera
         except FileNotFoundError:
             yield Problem(f"{folder}/{file}", "missing", id_)
             continue
+        except (IsADirectoryError, NotADirectoryError):
+            yield Problem(f"{folder}/{file}", "found something else in its place, expected a file", id_)
+            continue
+        except OSError as error:  # it may be there, and whole: no reason to train it again
+            yield Problem(f"{folder}/{file}", _unreadable(error))
+            continue
         fault = _fault_of_bytes(content, record) or _fault_of_content(content, file, population, plan, commit)
         if fault:
             yield Problem(f"{folder}/{file}", fault, id_)
+
+
+def _unreadable(error: OSError) -> str:
+    return f"cannot be read ({error.strerror or one_line(error)}); look at its permissions and its disk"
 
 
 def _fault_of_bytes(content: bytes, record: FileRecord) -> str | None:
@@ -180,7 +193,7 @@ def _fault_of_content(content: bytes, file: str, population: Population, plan: P
         for label in plan.labels:
             if file == checkpoint_file(label):
                 return _fault_of_checkpoints(content, label, population, commit)
-    except (SafetensorError, pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, pa.ArrowInvalid, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"not readable ({error!r})"
     return None  # what an import kept beside them
 
@@ -244,6 +257,9 @@ def _check_states(store: Store, sealed: set[str]) -> Iterator[Problem]:
                     content = store.read(id_, STATE_FOLDER, name)
                 except FileNotFoundError:
                     continue  # the attempt has saved a newer one since, or sealed its population
+                except OSError as error:
+                    yield Problem(f"populations/{id_}", f"{STATE_FOLDER}/{name} {_unreadable(error)}")
+                    continue
                 if not state_is_whole(name, content):
                     yield Problem(f"populations/{id_}/{STATE_FOLDER}/{name}", "damaged; nobody will continue from it")
 

@@ -1,7 +1,9 @@
 """What the driver does with a population whose worker fails, by the kind of the failure."""
 
+import errno
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from sweep_tools import assert_undisturbed, block, tiny
 from zoo import driver as driver_module
 from zoo import sweep as sweep_module
 from zoo.cluster import Failure, FailureKind, InProcess
+from zoo.files import LocalStorage
 from zoo.plan import Population
 from zoo.store import Store
+from zoo.verify_sweep import verify_sweep
 
 
 def crash(population: Population) -> Failure:
@@ -41,6 +45,40 @@ def test_a_poisoned_population_is_set_aside_the_others_finish_and_a_rerun_tries_
     worker_task.outcome = lambda population: None
     assert run(tiny(), tmp_path / "s", digits_dir).quarantined == {}
     assert_undisturbed(tmp_path / "s", expected)
+
+
+@pytest.mark.parametrize("fault", ["a file in its place", "a disk error"])
+def test_a_population_whose_folder_cannot_be_used_is_set_aside_and_the_others_finish(
+    fault: str, tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = tmp_path / "s"
+    worker_task.outcome = lambda population: Failure(FailureKind.ERROR, "not yet")
+    victim, *others = run(tiny(), sweep, digits_dir).quarantined
+    worker_task.outcome = lambda population: None
+    if fault == "a file in its place":
+        shutil.rmtree(sweep / "populations", ignore_errors=True)
+        (sweep / "populations").mkdir()
+        (sweep / "populations" / victim).write_text("")
+    else:
+        for method in ("children", "write_hint", "write"):
+            monkeypatch.setattr(LocalStorage, method, _with_disk_error(getattr(LocalStorage, method), victim))
+    summary = run(tiny(), sweep, digits_dir)
+    assert (summary.sealed, list(summary.quarantined)) == (len(others), [victim])
+    assert re.match(r"storage error: [\s\S]*(Not a directory|File exists|Input/output)", summary.quarantined[victim])
+    monkeypatch.undo()
+    if fault == "a file in its place":
+        (sweep / "populations" / victim).unlink()
+    assert run(tiny(), sweep, digits_dir).quarantined == {}
+    assert verify_sweep(sweep) == []
+
+
+def _with_disk_error(method: Any, population: str) -> Any:
+    def failing(self: LocalStorage, name: str, *content: bytes) -> Any:
+        if name.startswith(f"populations/{population}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return method(self, name, *content)
+
+    return failing
 
 
 def test_three_crashes_in_a_row_set_a_population_aside(
