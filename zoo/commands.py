@@ -226,7 +226,7 @@ def import_release(options: argparse.Namespace) -> int:
 
     report = import_release(options.source, options.task, options.out, progress=not options.quiet)
     print(report.to_json() if options.json else report.text())
-    return DONE
+    return DONE if report.checkpoints else CHECK_FAILED
 
 
 def bench(options: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS, PER_RUN_FIELDS
 from zoo.commit import Commit, FileRecord, RunRecord
 from zoo.config import label_order
-from zoo.errors import ReleaseError
+from zoo.errors import ReleaseError, one_line
 from zoo.plan import Plan, Population
 from zoo.release_archive import ReleaseArchive
 from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table, refuse_contradictions
@@ -44,6 +44,7 @@ POPULATION_SIZE = 200
 """Runs of a population, at most: their four checkpoints take 60 MB of memory."""
 ENGINE = "imported"
 NON_FINITE = "non-finite"
+UNREADABLE = "unreadable"
 FINDINGS_FILE = "findings.json"
 Released: TypeAlias = dict[Hyperparameters, dict[str, ReleasedCheckpoint]]
 """Run -> label -> checkpoint."""
@@ -92,6 +93,8 @@ class ReleaseReport:
             lines += [f"  {finding.name}: {finding.reason}" for finding in named[:SHOWN_FINDINGS]]
             if count > SHOWN_FINDINGS:
                 lines.append(f"  and {count - SHOWN_FINDINGS} more; --json names all")
+        if UNREADABLE in self.counts():
+            lines.append("for a better copy of the archive use another --out: what is sealed here stays as it is")
         return "\n".join(lines)
 
 
@@ -243,8 +246,13 @@ def _read_finite(archive: ReleaseArchive, checkpoint: ReleasedCheckpoint, findin
     try:
         weights = archive.read_weights(archive.checkpoints[checkpoint.file], checkpoint.hyperparameters.task)
     except ReleaseError as error:
-        findings.append(Finding("unreadable", checkpoint.file, str(error)))
+        findings.append(Finding(UNREADABLE, checkpoint.file, str(error)))
         return None
+    except OSError as error:  # what is sealed as unreadable stays so, and the file may be whole
+        raise ReleaseError(
+            f"{archive.source}: {checkpoint.file}: cannot be read now ({error.strerror or one_line(error)}); "
+            f"what is sealed is kept: mend it and run the same command again"
+        ) from error
     finite = torch.isfinite(weights)
     if finite.all():
         return weights

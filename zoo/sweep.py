@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from generators.architecture import parameter_count
+from generators.engines import make_engine
 from generators.tasks.data import TaskData
 from zoo.bench import first_estimate
 from zoo.cluster import Cluster, Failure, FailureKind, connect
@@ -75,6 +76,7 @@ def generate(
     Raises:
         PlanError: the sweep directory was made by another configuration or with other data.
         StoreError: the directory cannot be used, is not seen by all nodes, or its disk is full.
+        InputError: the data cannot be loaded, or the engine is not available here.
         SweepInterrupted: SIGINT or SIGTERM came; all sealed work is kept.
     """
     store = Store(sweep_dir)
@@ -123,9 +125,12 @@ def _generate(
             state_seconds=config.store.state_seconds,
             gpu_share=config.sweep.gpus_per_population,
         )
-        if progress and todo and address is None and not cluster.on_gpu and not stop.requested:
-            rate, seconds = first_estimate(todo, data, config.engine, cluster.slots)
-            print(f"about {duration(seconds)} at {rate:.0f} run-steps/s, as measured for a second", file=sys.stderr)
+        if todo and address is None and not cluster.on_gpu and not stop.requested:
+            # An engine that is not available is so for every population: refused here, before any is set aside for it.
+            make_engine(config.engine, data)
+            if progress:
+                rate, seconds = first_estimate(todo, data, config.engine, cluster.slots)
+                print(f"about {duration(seconds)} at {rate:.0f} run-steps/s, as measured for a second", file=sys.stderr)
         started = time.monotonic()
         with _bar(todo, progress) as bar:
             driver = Driver(store, cluster, settings, config.sweep, data, stop, bar)

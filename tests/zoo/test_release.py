@@ -14,6 +14,7 @@ from torch import Tensor
 
 from generators.architecture import SmallTransformer
 from zoo.builder import build
+from zoo.cli import main
 from zoo.dataset import open_zoo
 from zoo.errors import ReleaseError, StoreError
 from zoo.release import import_release
@@ -326,6 +327,33 @@ def test_an_interrupted_import_goes_on_with_what_is_missing(
     assert (again.checkpoints, again.findings) == (whole.checkpoints, whole.findings)
     commits = {commit.population: commit.files for commit in Store(tmp_path / "whole").commits()}
     assert {commit.population: commit.files for commit in store.commits()} == commits
+
+
+def test_a_file_that_cannot_be_read_now_is_not_sealed_as_unreadable(
+    three_populations: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = three_populations.write_zip(tmp_path / "release.zip")
+    read = ReleaseArchive._read
+
+    def denied(self: ReleaseArchive, entry: Any) -> bytes:
+        if entry.file == "run1_75_6000.pt":
+            raise PermissionError(13, "Permission denied")
+        return read(self, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReleaseArchive, "_read", denied)
+        with pytest.raises(ReleaseError, match=r"zip: run1_75_6000\.pt: cannot be read now \(Permission denied\)"):
+            import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert import_release(source, "mnist", tmp_path / "sweep", progress=False).checkpoints == 6
+
+
+def test_an_import_of_nothing_is_a_failed_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Release()
+    made.add("broken", "50", 0.5, state=b"broken")
+    source = made.write_zip(tmp_path / "release.zip")
+    assert main(["import-release", str(source), "--task", "mnist", "--out", str(tmp_path / "s"), "--quiet"]) == 1
+    assert "0 checkpoints" in (text := capsys.readouterr().out)
+    assert "for a better copy of the archive use another --out" in text
 
 
 def test_a_second_call_reads_no_weights_and_reports_the_same(

@@ -13,12 +13,15 @@ import torch
 from scripted_worker import ScriptedWorker, run
 from sweep_tools import assert_undisturbed, block, tiny
 
+from generators.engines.fused.build import FusedUnavailableError
+from generators.errors import InputError
 from zoo import driver as driver_module
 from zoo import sweep as sweep_module
 from zoo.cluster import Failure, FailureKind, InProcess
 from zoo.files import LocalStorage
 from zoo.plan import Population
 from zoo.store import Store
+from zoo.sweep import generate
 from zoo.verify_sweep import verify_sweep
 
 
@@ -310,3 +313,16 @@ def test_a_start_takes_only_what_is_in_quarantine_out_of_it(
     worker_task.outcome = lambda population: None
     run(tiny(population_size=1), tmp_path / "s", digits_dir)
     assert released == [bad]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_an_engine_that_is_not_available_ends_the_sweep_before_any_population_is_tried(
+    progress: bool, tmp_path: Path, digits_dir: Path, worker_task: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise FusedUnavailableError("no compiler")
+
+    monkeypatch.setattr("generators.engines.FusedEngine", fails)
+    with pytest.raises(InputError, match="engine: fused is not available: no compiler"):
+        generate(tiny(engine="fused"), tmp_path / "s", digits_dir, workers=0, progress=progress)
+    assert (worker_task.calls, Store(tmp_path / "s").in_quarantine()) == ([], [])
