@@ -4,7 +4,6 @@ The index answers every question about scalars; weights are read only for the ro
 groups and columns that hold them, and go from Arrow to torch without Python lists.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,17 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-import yaml
 from torch import Tensor
 
 from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
 from generators.tasks.texts import encode, tokenize
 from zoo.data_record import Embedding, parse_embedding, published_names
-from zoo.errors import DatasetError, one_line
+from zoo.errors import DatasetError
 from zoo.filters import Filters, expression, one_of, require_known_values
 from zoo.hub_folder import PROVENANCE
+from zoo.metadata import card_files, read_provenance
 from zoo.reading import Source, open_source
-from zoo.schema import tensor_values
+from zoo.schema import index_fault, index_schema, tensor_values, tensors_fault
 from zoo.splits import SPLITS
 from zoo.threads import available_cores
 
@@ -57,25 +56,11 @@ class Zoo:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        configs = self._card().get("configs")
-        self._configs = {
-            config["config_name"]: config
-            for config in (configs if isinstance(configs, list) else [])
-            if isinstance(config, dict) and config.get("config_name") and isinstance(config.get("data_files"), list)
-        }
-        if INDEX not in self._configs:
+        self._files = card_files(source)
+        if INDEX not in self._files:
             raise DatasetError(
                 f"{source.name}: README.md: found no index among its configs, expected a dataset of `zoo build`"
             )
-
-    def _card(self) -> dict[str, Any]:
-        try:
-            metadata = yaml.safe_load(self.source.read_bytes("README.md").decode().split("---\n")[1])
-        except (OSError, IndexError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise DatasetError(
-                f"{self.source.name}: README.md: not a readable dataset card ({one_line(error)}); see `zoo build`"
-            ) from error
-        return metadata if isinstance(metadata, dict) else {}
 
     def __repr__(self) -> str:
         """Tasks, with their numbers of checkpoints once the index was read: showing a zoo fetches nothing."""
@@ -87,13 +72,21 @@ class Zoo:
 
     @property
     def tasks(self) -> list[str]:
-        return [name for name in self._configs if name != INDEX]
+        return [name for name in self._files if name != INDEX]
 
     @cached_property
     def index(self) -> pa.Table:
         """The scalars of every run and label; `file` is null where a diverged run has no checkpoint."""
-        files = [path for split in self._configs[INDEX]["data_files"] for path in split["path"]]
-        return pa.concat_tables([self.source.table(path) for path in files])
+        tables = [self.source.table(path) for path in self._files[INDEX]]
+        for path, table in zip(self._files[INDEX], tables, strict=True):
+            if fault := index_fault(table):
+                raise DatasetError(f"{self.source.name}: {path}: {fault}; get or build the dataset again")
+        return pa.concat_tables([table.select(index_schema().names) for table in tables])
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, engines, data and plans of the dataset, as its provenance.json has them."""
+        return read_provenance(self.source)
 
     def embedding(self, task: str) -> Embedding:
         """Return the frozen word vectors [V, 32] of a text task and its vocabulary (word i belongs to row i + 1).
@@ -128,9 +121,10 @@ class Zoo:
 
     def _max_tokens(self, task: str) -> int:
         """Return the tokens at which the texts of the training were cut off."""
+        data = self.provenance["data"]
         try:
-            return int(json.loads(self.source.read_bytes(PROVENANCE))["data"][task]["max_tokens"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
+            return int(data[task]["max_tokens"])
+        except (ValueError, LookupError, TypeError) as error:
             raise DatasetError(
                 f"{self.source.name}: {PROVENANCE}: found no max_tokens of {task} ({error!r}); see `zoo verify`"
             ) from error
@@ -286,6 +280,8 @@ class Checkpoints:
             start = sum(parquet.metadata.row_group(before).num_rows for before in range(group))
             columns = [ID, *(spec.name for spec in self._specs)]
             table = parquet.read_row_group(group, columns=columns, use_threads=False)
+            if fault := tensors_fault(table, ID, self._specs):
+                raise DatasetError(f"{self.zoo.source.name}: {file}: {fault}; see `zoo verify`")
             rows = self.metadata["row"].to_numpy()[targets] - start
             found = table[ID].take(pa.array(rows))
         if not found.equals(self.metadata[ID].take(pa.array(targets))):

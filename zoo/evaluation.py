@@ -5,7 +5,6 @@ What is needed besides the data travels with the dataset: its plans hold the dat
 of a text task lies beside its rows. The digest of the data is compared before anything is computed.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,30 +115,31 @@ def _compare(piece: Checkpoints, engine: Engine, data: TaskData) -> Iterator[Com
     columns = ("checkpoint_id", "epoch_label", "test_accuracy", "test_loss")
     rows = piece.metadata.select(columns).to_pylist()
     for row, accuracy, loss in zip(rows, result.accuracy.tolist(), result.loss.tolist(), strict=True):
-        examples = round(abs(accuracy - row["test_accuracy"]) * len(data.test))
-        yield Comparison(
-            row["checkpoint_id"], row["epoch_label"], row["test_accuracy"], accuracy, examples, row["test_loss"], loss
-        )
+        recorded = row["test_accuracy"]
+        if recorded is None or not 0 <= recorded <= 1:
+            raise DatasetError(
+                f"{piece.zoo.source.name}: {row['checkpoint_id']}: test_accuracy: found {recorded}, expected a "
+                f"fraction; see `zoo verify`"
+            )
+        examples = round(abs(accuracy - recorded) * len(data.test))
+        yield Comparison(row["checkpoint_id"], row["epoch_label"], recorded, accuracy, examples, row["test_loss"], loss)
 
 
 def _plan(zoo: Zoo, task: str) -> Plan:
     """Return a plan of the task; all of them share the data and its settings, and the origin with it."""
-    where = f"{zoo.source.name}: {PROVENANCE}"
-    try:
-        names = json.loads(zoo.source.read_bytes(PROVENANCE))["plans"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DatasetError(f"{where}: not readable ({error!r}), expected a list of plans; see `zoo verify`") from error
-    for name in names:
+    for name in zoo.provenance["plans"]:
         plan = Plan.from_json(_plan_text(zoo, name), f"{zoo.source.name}/{name}")
         if plan.task == task:
             return plan
-    raise DatasetError(f"{where}: found no plan of task {task}, expected one; build the dataset again")
+    raise DatasetError(
+        f"{zoo.source.name}: {PROVENANCE}: found no plan of task {task}, expected one; build the dataset again"
+    )
 
 
 def _plan_text(zoo: Zoo, name: str) -> str:
     try:
         return zoo.source.read_bytes(name).decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DatasetError(
             f"{zoo.source.name}/{name}: not readable ({error!r}), expected a plan that {PROVENANCE} names; "
             f"get the dataset again"
@@ -197,7 +197,7 @@ def rerun(
     data, _ = _load_data(zoo, _plan(zoo, run.task), data_dir)
     engine = row["engine"] if engine == "recorded" else engine
     training = make_engine(engine, data, _device(device, engine, row["device"]), threads)
-    save_epochs = [int(label) for label in published.metadata["epoch_label"].to_pylist() if label != "best"]
+    save_epochs = _save_epochs(published, run.epochs)
     bar = tqdm(total=run.epochs, unit="epoch", desc=f"rerun {run_id}", disable=not progress)
     with bar, torch_threads(threads):
         for state in train_population([run], training, save_epochs):
@@ -258,6 +258,17 @@ def _hyperparameters(published: Checkpoints) -> Hyperparameters:
     if run.run_id != row["run_id"]:
         raise DatasetError(f"{where}: its columns make run {run.run_id}; the row was changed, get the dataset again")
     return run
+
+
+def _save_epochs(published: Checkpoints, epochs: int) -> list[int]:
+    """Return the epochs that a run's checkpoints are of; "best" is kept by every training."""
+    labels = set(published.metadata["epoch_label"].to_pylist()) - {"best"}
+    if odd := labels - set(map(str, range(epochs + 1))):
+        raise DatasetError(
+            f"{published.zoo.source.name}: epoch_label: found {min(odd)}, expected 0 to {epochs} or best; "
+            f"the row was changed, get the dataset again"
+        )
+    return sorted(map(int, labels))
 
 
 def _largest_difference(ours: Tensor, published: Tensor) -> float:

@@ -122,6 +122,10 @@ class Plan:
                     )
                 populations.append(population)
             labels, data = tuple(content["labels"]), content["data"]
+            if not populations or not all(population.runs for population in populations):
+                raise ValueError("no populations, or one without runs")
+            if not (isinstance(data, dict) and all(isinstance(label, str) for label in labels)):
+                raise ValueError("labels or data of another type")
             return cls(tuple(populations), labels, content["population_size"], data, content["origin"])
         except PlanError:
             raise

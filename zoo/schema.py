@@ -1,10 +1,12 @@
 """The columns of the dataset: what a row is, in which type, in which unit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from generators.architecture import TensorSpec, tensor_table
 from generators.hyperparameters import Hyperparameters
@@ -70,6 +72,7 @@ INDEX_COLUMNS = (
 )
 INDEX_PLACE = ("file", "row_group", "row")
 """Where the index says that a row's weights lie."""
+IN_EVERY_ROW = ("run_id", "checkpoint_id", "task", "epoch_label", "engine", "origin", "status", "split")
 SCALAR_NAMES = tuple(column.name for column in SCALARS)
 HYPERPARAMETER_NAMES = tuple(field.name for field in fields(Hyperparameters))
 """Columns that together make a Hyperparameters."""
@@ -115,6 +118,41 @@ def checkpoint_schema(task: str) -> pa.Schema:
 def index_schema() -> pa.Schema:
     """The columns of the `index` configuration: scalars only."""
     return pa.schema([pa.field(column.name, column.type) for column in (*SCALARS, *INDEX_COLUMNS)])
+
+
+def index_fault(index: pa.Table) -> str | None:
+    """Say why a table is no index: a column is missing, of another type, or null where every row has a value."""
+    for field in index_schema():
+        found = index.schema.field(field.name).type if field.name in index.schema.names else "no column"
+        if found != field.type:
+            return f"{field.name}: found {found}, expected {field.type}"
+    for name in (*IN_EVERY_ROW, *HYPERPARAMETER_NAMES):
+        if index[name].null_count:
+            return f"{name}: found {index[name].null_count} rows without a value, expected one in every row"
+    with_file = index.filter(pc.field("file").is_valid())
+    for name in ("row_group", "row"):
+        if with_file[name].null_count or pc.any(pc.less(with_file[name], 0)).as_py():
+            return f"{name}: found rows without a place in their file, expected 0 or more"
+    return None
+
+
+def tensors_fault(table: pa.Table, key: str, specs: Sequence[TensorSpec]) -> str | None:
+    """Say why a table does not hold a text in column `key`, and a tensor of each of `specs`, in every row."""
+    expected = {key: pa.string(), **{spec.name: tensor_type(spec) for spec in specs}}
+    for name, type_ in expected.items():
+        found = table.schema.field(name).type if name in table.schema.names else "no column"
+        if found != type_:
+            return f"{name}: found {found}, expected {type_}"
+        if any(map(_has_nulls, table[name].chunks)):
+            return f"{name}: found rows without values, expected {type_}"
+    return None
+
+
+def _has_nulls(array: pa.Array) -> bool:
+    """Whether a value is missing, at any depth of nested lists."""
+    if array.null_count or not pa.types.is_fixed_size_list(array.type):
+        return array.null_count > 0
+    return _has_nulls(array.flatten())
 
 
 def tensor_paths(task: str) -> list[str]:

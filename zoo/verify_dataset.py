@@ -24,7 +24,7 @@ from zoo.dataset import INDEX
 from zoo.errors import ZooError, one_line
 from zoo.hub_folder import CARD, CHECKSUMS
 from zoo.plan import Plan
-from zoo.schema import checkpoint_schema, index_schema
+from zoo.schema import checkpoint_schema, index_fault, index_schema
 from zoo.shards import plan_digest
 from zoo.threads import available_cores
 from zoo.verify_shard import check_shard, first_problems
@@ -67,6 +67,8 @@ def verify_dataset(folder: Path | str) -> list[str]:
         return [*problems, f"{indexes[0]}: cannot be read ({one_line(error)})"]
     if not index.schema.equals(index_schema()):
         return [*problems, f"{indexes[0]}: its columns are not those of an index"]
+    if fault := index_fault(index):
+        return [*problems, f"{INDEX}: {fault}"]
     problems += _check_index(index, plans, set(named))
     for plan in plans:
         if plan.task == "ag_news" and plan.origin == "generated":

@@ -48,6 +48,6 @@ def test_what_cannot_be_encoded_is_told(texts: Zoo, two_tasks: Path, tmp_path: P
     with pytest.raises(DatasetError, match=r"found no mnist/embedding-\w+\.safetensors"):
         texts.encode(["word1"], "mnist")
     torn = Path(shutil.copytree(two_tasks, tmp_path / "torn"))
-    (torn / "provenance.json").write_text('{"data": {}}')
+    (torn / "provenance.json").write_text('{"data": {}, "plans": {}}')
     with pytest.raises(DatasetError, match=r"provenance.json: found no max_tokens of ag_news \(KeyError"):
         open_zoo(torn).encode(["word1"])

@@ -194,8 +194,8 @@ def test_folders_may_be_texts(dataset: Path, digits_dir: Path) -> None:
 
 
 def test_a_dataset_without_plans_says_so(copy: Path, digits_dir: Path) -> None:
-    (copy / "provenance.json").write_text("{}")
-    with pytest.raises(DatasetError, match=r"provenance.json: not readable \(KeyError\('plans'\)\)"):
+    (copy / "provenance.json").write_text('{"data": {}}')
+    with pytest.raises(DatasetError, match=r"provenance.json: plans: found none, expected an object"):
         evaluate(copy, "mnist", digits_dir, progress=False)
 
 
