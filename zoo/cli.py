@@ -15,7 +15,7 @@ from generators import ENGINES
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
 from zoo.arguments import positive_integer, positive_number, whole_number
-from zoo.errors import one_line
+from zoo.errors import DISK_FULL, one_line
 from zoo.output import lasting_output
 from zoo.signals import Terminated, sigterm_raises
 
@@ -42,7 +42,8 @@ def _run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         return commands.DONE  # whoever read our output has had enough
     except OSError as error:
-        print(f"zoo: error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        advice = "; make room and run the same command again" if error.errno in DISK_FULL else ""
+        print(f"zoo: error: {error.filename or 'system'}: {error.strerror or error}{advice}", file=sys.stderr)
         return commands.BAD_INPUT
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from generators.architecture import COMPONENTS, SmallTransformer, TensorSpec, tensor_table
+from generators.architecture import CLASSES, COMPONENTS, SmallTransformer, TensorSpec, tensor_table
 from generators.tasks.texts import encode, tokenize
 from zoo.data_record import Embedding, parse_embedding, published_names
 from zoo.errors import DatasetError
@@ -57,9 +57,10 @@ class Zoo:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._files = card_files(source)
-        if INDEX not in self._files:
+        if INDEX not in self._files or not self.tasks:
             raise DatasetError(
-                f"{source.name}: README.md: found no index among its configs, expected a dataset of `zoo build`"
+                f"{source.name}: README.md: found no {'tasks' if INDEX in self._files else 'index'} among its configs, "
+                f"expected a dataset of `zoo build`"
             )
 
     def __repr__(self) -> str:
@@ -72,7 +73,7 @@ class Zoo:
 
     @property
     def tasks(self) -> list[str]:
-        return [name for name in self._files if name != INDEX]
+        return [name for name in self._files if name in CLASSES]
 
     @cached_property
     def index(self) -> pa.Table:

@@ -101,13 +101,23 @@ def _temporary(path: Path, content: bytes) -> Iterator[Path]:
     make_folder(path.parent)
     temporary = _temporary_name(path)
     try:
-        with temporary.open("xb") as file:
+        with named_in_errors(path), temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def named_in_errors(path: Path) -> Iterator[None]:
+    """Let errors that name no file, such as that of a full disk, name the one that was to be written."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _temporary_name(path: Path) -> Path:

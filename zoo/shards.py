@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from generators.architecture import parameter_count, tensor_table
-from zoo.files import TEMPORARY_PREFIX, flush_folder, make_folder
+from zoo.files import TEMPORARY_PREFIX, flush_folder, make_folder, named_in_errors
 from zoo.plan import Plan
 from zoo.rows import NO_FILE, Rows, collect_rows
 from zoo.schema import checkpoint_schema, index_schema, tensor_array, tensor_paths
@@ -239,7 +239,7 @@ def write_parquet(
     make_folder(folder)
     temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
     try:
-        with temporary.open("xb") as file:
+        with named_in_errors(out / name), temporary.open("xb") as file:
             sink = _HashingSink(file)
             with pq.ParquetWriter(sink, schema, **options) as writer:
                 for table in tables:

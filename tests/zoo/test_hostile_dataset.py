@@ -181,6 +181,7 @@ def test_an_odd_provenance_is_a_line(content: str, hostile: Path, digits_dir: Pa
         "{config_name: index, data_files: [{split: train, path: [5]}]}",
         "{config_name: index, data_files: [{split: train, path: null}]}",
         "{config_name: [index], data_files: [{split: train, path: [a]}]}",
+        "{config_name: index, data_files: [{split: train, path: [a]}]}",
         "!!bool abc",
         "!!timestamp abc",
     ],
