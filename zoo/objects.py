@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from generators.cache import cache_folder
 from zoo.errors import StoreError, one_line
 from zoo.storage import S3_PREFIX, TEMPORARY_PREFIX, Entry
 
@@ -110,13 +111,12 @@ class ObjectStorage:
     def local_folder(self, folder: str) -> Path:
         """Fetch what is not in the user's cache yet.
 
-        The cache is $XDG_CACHE_HOME/small-transformer-zoo/objects (~/.cache where that is not set), a folder for each
-        URL and state of what lies there, so that nothing old is found after a change. It can be deleted at any time.
+        A folder for each URL and state of what lies there, so that nothing old is found after a change. They can be
+        deleted at any time.
         """
         found = self._find(folder)
         state = [self.root, folder, *(f"{name} {entry['ETag']}" for name, entry in sorted(found.items()))]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "small-transformer-zoo" / "objects"
-        target = cache / hashlib.sha256("\n".join(state).encode()).hexdigest()[:16]
+        target = cache_folder() / "objects" / hashlib.sha256("\n".join(state).encode()).hexdigest()[:16]
         target.mkdir(parents=True, exist_ok=True)
         for name, entry in found.items():
             path = target / name.removeprefix(f"{folder}/")

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from zoo.dataset import INDEX
 from zoo.errors import DatasetError
+from zoo.hub_folder import CHECKSUMS, PROVENANCE
 from zoo.verify_dataset import verify_dataset
 from zoo.verify_sweep import verify_sweep
 
@@ -16,7 +18,8 @@ def verify(path: Path | str) -> list[str]:
     if str(path).startswith("hf://"):
         raise DatasetError(f"{path}: found a published dataset, expected a folder; use `zoo verify --repo USER/NAME`")
     folder = Path(path)
-    if "://" in str(path) or ((folder / "plans").is_dir() and not (folder / "SHA256SUMS").is_file()):
+    built = any((folder / name).exists() for name in (CHECKSUMS, PROVENANCE, INDEX))
+    if "://" in str(path) or ((folder / "plans").is_dir() and not built):  # a dataset has plans, too
         return verify_sweep(path)
     if not folder.is_dir():
         raise DatasetError(

@@ -69,6 +69,10 @@ class TestSound:
     def test_no_dataset(self, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="found no SHA256SUMS"):
             verify_dataset(tmp_path)
+        for name in ("plans", "index"):  # of a first build that was killed
+            (tmp_path / name).mkdir()
+        with pytest.raises(DatasetError, match="found no SHA256SUMS, expected a dataset folder; make one with"):
+            verify(tmp_path)
         (tmp_path / "SHA256SUMS").write_text("what\n")
         with pytest.raises(DatasetError, match=r"SHA256SUMS, line 1: found 'what'"):
             verify_dataset(tmp_path)

@@ -194,4 +194,6 @@ def _read_checkpoint(path: Path, task: str) -> Tensor:
         found = tuple(tensors[spec.name].shape) if spec.name in tensors else "no tensor"
         if found != spec.shape:
             raise NFNError(f"{path}: {spec.name}: found {found}, expected {spec.shape} in a checkpoint of task {task}")
+        if not tensors[spec.name].is_floating_point():
+            raise NFNError(f"{path}: {spec.name}: found {tensors[spec.name].dtype}, expected floating-point weights")
     return flatten(task, {name: tensor.float() for name, tensor in tensors.items()})

@@ -60,7 +60,7 @@ def read_record(path: Path, advice: str) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(path.read_text())
-    except ValueError as error:  # also bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
         raise NFNError(f"{path}: found no JSON ({error}), expected the record of a training; {advice}") from error
     for part in ("config", "result"):
         if not isinstance(record, dict) or not isinstance(record.get(part), dict):

@@ -14,6 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from generators.cache import cache_folder
+from generators.errors import InputError
+
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
@@ -44,20 +47,6 @@ def find_compiler() -> list[str]:
     )
 
 
-def cache_folder() -> Path:
-    """Return $ZOO_CACHE_DIR, or small-transformer-zoo in the user's cache folder.
-
-    Raises:
-        FusedUnavailableError: the user has no home folder, as in some containers.
-    """
-    if folder := os.environ.get("ZOO_CACHE_DIR"):
-        return Path(folder)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "small-transformer-zoo"
-    except RuntimeError as error:
-        raise FusedUnavailableError(f"no cache folder ({error}); set ZOO_CACHE_DIR") from error
-
-
 def build(definitions: Sequence[str], sources: Path = SOURCES) -> Path:
     """Return the library made from a folder's engine.cpp, compiling it if the cache lacks it.
 
@@ -70,7 +59,10 @@ def build(definitions: Sequence[str], sources: Path = SOURCES) -> Path:
     """
     compiler = find_compiler()
     flags = [*processor_flags(compiler), *FLAGS, *definitions]
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except InputError as error:
+        raise FusedUnavailableError(str(error)) from error
     library = folder / f"fused-{_digest(compiler, flags, sources)}.so"
     try:
         if library.exists():

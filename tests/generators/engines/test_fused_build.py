@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from generators.cache import cache_folder
 from generators.engines import FusedEngine, TorchEngine, fused_engine, make_engine
-from generators.engines.fused.build import FusedUnavailableError, build, cache_folder, find_compiler
+from generators.engines.fused.build import FusedUnavailableError, build, find_compiler
 from generators.errors import InputError
 from generators.tasks.data import TaskData
 

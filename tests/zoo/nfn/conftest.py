@@ -63,6 +63,7 @@ def readable() -> Splits:
 
 
 DAMAGED_RECORDS = [
+    (b"[" * 100_000, "found no JSON .*, expected the record of a training"),
     (b'{"config": {', "found no JSON .*, expected the record of a training"),
     (b"\xff\xfe{}", "found no JSON .*, expected the record of a training"),
     (b"[1]", "found no config, expected the record of a training"),
