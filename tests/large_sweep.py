@@ -7,11 +7,11 @@ import torch
 
 from generators.architecture import parameter_count
 from generators.hyperparameters import OPTIMIZERS, Hyperparameters
-from generators.population import METRICS, PopulationState
+from generators.population import METRICS
 from zoo.commit import Commit, RunRecord
 from zoo.plan import Plan, Population
+from zoo.stacked import checkpoint_bytes, metrics_bytes
 from zoo.store import METRICS_FILE, Store, checkpoint_file
-from zoo.worker import checkpoint_bytes, metrics_bytes
 
 POPULATION = 16
 
@@ -73,22 +73,15 @@ def _seal(store: Store, population: Population, labels: tuple[str, ...], generat
         metrics[name][:] = torch.nan
     for name in ("train_loss", "train_accuracy"):
         metrics[name][:, 0] = torch.nan
-    state = PopulationState(
-        epoch=epochs,
-        weights=torch.empty(0),
-        optimizer={},
-        metrics=metrics,
-        best_epoch=accuracy[:, 1:].argmax(dim=1) + 1,
-        best_weights=torch.empty(0),
-        diverged_epoch=torch.full((count,), -1),
-    )
-    attempt, records, kept = "20260101T000000-00000000", {}, torch.ones(count, dtype=torch.bool)
+    best_epoch = (accuracy[:, 1:].argmax(dim=1) + 1).tolist()
+    run_ids, attempt, records = [run.run_id for run in population.runs], "20260101T000000-00000000", {}
     std = torch.tensor(np.linspace(0.1, 0.5, count), dtype=torch.float32)[:, None]
     for label in labels:
         weights = std * torch.randn(count, parameters, generator=generator)
-        content = checkpoint_bytes(population, label, kept, weights, state.label_epochs(label))
+        label_epochs = best_epoch if label == "best" else [int(label)] * count
+        content = checkpoint_bytes(population.runs[0].task, label, run_ids, label_epochs, weights)
         records[checkpoint_file(label)] = store.write(population.id, attempt, checkpoint_file(label), content)
-    content = metrics_bytes(population, state)
+    content = metrics_bytes(run_ids, {name: values.tolist() for name, values in metrics.items()})
     records[METRICS_FILE] = store.write(population.id, attempt, METRICS_FILE, content)
     outcome = {run.run_id: RunRecord("finished", None, list(labels)) for run in population.runs}
     store.seal(Commit(population.id, attempt, records, outcome, "torch", "cpu", {"torch": "2"}, 1.0))

@@ -16,18 +16,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from generators.architecture import unflatten
 from generators.hyperparameters import Hyperparameters
 from generators.population import METRICS, PER_RUN_FIELDS
 from zoo.commit import Commit, FileRecord, RunRecord
@@ -36,7 +31,7 @@ from zoo.errors import ReleaseError, one_line
 from zoo.plan import Plan, Population
 from zoo.release_archive import ReleaseArchive
 from zoo.release_table import Finding, ReleasedCheckpoint, ReleaseTable, read_table, refuse_contradictions
-from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY
+from zoo.stacked import checkpoint_bytes, metrics_bytes
 from zoo.store import METRICS_FILE, Store, checkpoint_file, new_attempt
 from zoo.versions import versions
 
@@ -229,8 +224,11 @@ def _import_population(
                     weights[run] = read
                     kept[run].append(label)
         if weights:
-            write(checkpoint_file(label), _checkpoint_bytes(label, [run_ids[run] for run in weights], weights))
-    write(METRICS_FILE, _metrics_bytes(run_ids, by_run))
+            epochs = [None if label == "best" else int(label)] * len(weights)
+            stacked = torch.stack(list(weights.values()))
+            kept_ids = [run_ids[run] for run in weights]
+            write(checkpoint_file(label), checkpoint_bytes(population.runs[0].task, label, kept_ids, epochs, stacked))
+    write(METRICS_FILE, _metrics(population.runs, by_run))
     if findings:
         write(FINDINGS_FILE, json.dumps([dataclasses.asdict(finding) for finding in findings]).encode())
     diverged = {finding.name for finding in findings if finding.kind == NON_FINITE}
@@ -260,36 +258,16 @@ def _read_finite(archive: ReleaseArchive, checkpoint: ReleasedCheckpoint, findin
     return None
 
 
-def _checkpoint_bytes(label: str, run_ids: Sequence[str], weights: dict[Hyperparameters, Tensor]) -> bytes:
-    """Return a stacked checkpoint as a worker writes it; the epoch of "best" is null."""
-    task = next(iter(weights)).task
-    header = {
-        "format": CHECKPOINT_FORMAT,
-        "task": task,
-        "label": label,
-        "run_ids": list(run_ids),
-        "epochs": [None if label == "best" else int(label)] * len(run_ids),
-    }
-    stacked = unflatten(task, torch.stack(list(weights.values())))
-    tensors = {name: tensor.contiguous() for name, tensor in stacked.items()}
-    return save(tensors, {HEADER_KEY: json.dumps(header)})
-
-
-def _metrics_bytes(run_ids: dict[Hyperparameters, str], by_run: Released) -> bytes:
-    """Return metrics as a worker writes them, NaN where the release says nothing, with a column best_test_accuracy."""
+def _metrics(runs: Sequence[Hyperparameters], by_run: Released) -> bytes:
+    """Return metrics as a worker writes them: NaN where the release says nothing, the accuracy of "best" apart."""
     unknown, accuracies, best = [], [], []
-    for run in run_ids:
+    for run in runs:
         by_label = {label: checkpoint.accuracy for label, checkpoint in by_run[run].items()}
         best.append(by_label.pop("best", None))
         accuracies.append([by_label.get(str(epoch), math.nan) for epoch in range(run.epochs + 1)])
         unknown.append([math.nan] * (run.epochs + 1))
-    columns: dict[str, Any] = {"run_id": list(run_ids.values())}
-    for name in METRICS:
-        columns[name] = pa.array(accuracies if name == "test_accuracy" else unknown, pa.list_(pa.float64()))
-    columns["best_test_accuracy"] = pa.array(best, pa.float64())
-    sink = BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
+    metrics = {name: accuracies if name == "test_accuracy" else unknown for name in METRICS}
+    return metrics_bytes([run.run_id for run in runs], metrics, best)
 
 
 def _make_report(

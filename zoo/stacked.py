@@ -1,20 +1,69 @@
-"""Stacked checkpoint files: the header that describes one, and reading through a memory map, so that rows of it cost
-only what they hold."""
+"""What a population leaves for each epoch label and of its curves: stacked checkpoints (safetensors) and metrics
+(Parquet). Checkpoints are read through a memory map, so that rows of them cost only what they hold."""
 
 import json
 import mmap
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
-from generators.architecture import tensor_table
+from generators.architecture import tensor_table, unflatten
+from generators.population import METRICS
 from zoo.errors import StoreError
 
 CHECKPOINT_FORMAT = 1
 HEADER_KEY = "zoo"
 """The one key of a safetensors header that holds all of ours as JSON: the order of several keys is not fixed."""
+
+
+def checkpoint_bytes(
+    task: str, label: str, run_ids: Sequence[str], epochs: Sequence[int | None], weights: Tensor
+) -> bytes:
+    """Return the checkpoints of an epoch label as a safetensors file.
+
+    Args:
+        run_ids, epochs: of the R runs; an epoch is None where nobody knows it.
+        weights: [R, P].
+
+    Returns:
+        Tensors float32 [R, *shape] under their state_dict names, and a header that describes them.
+    """
+    tensors = {name: tensor.float().contiguous() for name, tensor in unflatten(task, weights).items()}
+    header = {
+        "format": CHECKPOINT_FORMAT,
+        "task": task,
+        "label": label,
+        "run_ids": list(run_ids),
+        "epochs": list(epochs),
+    }
+    return save(tensors, {HEADER_KEY: json.dumps(header)})
+
+
+def metrics_bytes(
+    run_ids: Sequence[str], metrics: Mapping[str, Sequence[Sequence[float]]], best: Sequence[float | None] | None = None
+) -> bytes:
+    """Return metrics as a Parquet file with a row a run: run_id and a list a metric, entry e after e epochs.
+
+    Args:
+        metrics: name -> a list a run; NaN for what was not measured.
+        best: of imported runs, the accuracy of "best", whose epoch nobody knows: a column of its own.
+    """
+    columns: dict[str, Any] = {"run_id": list(run_ids)}
+    columns |= {name: pa.array(metrics[name], pa.list_(pa.float64())) for name in METRICS}
+    if best is not None:
+        columns["best_test_accuracy"] = pa.array(best, pa.float64())
+    sink = BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
 
 
 def safetensors_header(content: bytes) -> str:

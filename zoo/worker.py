@@ -5,25 +5,21 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from generators.architecture import unflatten
 from generators.engines import make_engine
 from generators.engines.base import Engine
-from generators.population import METRICS, PopulationState, train_population
+from generators.population import PopulationState, train_population
 from generators.tasks.data import TaskData
 from zoo.commit import Commit, FileRecord, RunRecord
 from zoo.errors import DISK_FULL
 from zoo.plan import Population
 from zoo.signs import Sign
-from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY, safetensors_header
+from zoo.stacked import CHECKPOINT_FORMAT, HEADER_KEY, checkpoint_bytes, metrics_bytes, safetensors_header
 from zoo.store import METRICS_FILE, Store, checkpoint_file
 from zoo.threads import torch_threads
 from zoo.versions import versions
@@ -139,9 +135,11 @@ def _write_results(
             kept &= epochs > 0
         present[label] = kept
         if kept.any():
-            content = checkpoint_bytes(population, label, kept, weights, epochs)
+            run_ids = [run.run_id for run, keep in zip(population.runs, kept.tolist(), strict=True) if keep]
+            content = checkpoint_bytes(population.runs[0].task, label, run_ids, epochs[kept].tolist(), weights[kept])
             records[checkpoint_file(label)] = store.write(population.id, attempt, checkpoint_file(label), content)
-    content = metrics_bytes(population, state)
+    metrics = {name: values.tolist() for name, values in state.metrics.items()}
+    content = metrics_bytes([run.run_id for run in population.runs], metrics)
     records[METRICS_FILE] = store.write(population.id, attempt, METRICS_FILE, content)
     runs = {}
     for index, run in enumerate(population.runs):
@@ -153,32 +151,6 @@ def _write_results(
         )
     made_by = engine.name, engine.device.type
     return Commit(population.id, attempt, records, runs, *made_by, versions(), time.monotonic() - started)
-
-
-def checkpoint_bytes(
-    population: Population, label: str, kept: torch.Tensor, weights: torch.Tensor, epochs: torch.Tensor
-) -> bytes:
-    """Return a safetensors file with the kept runs' tensors, stacked [N, *shape], and a header that describes it."""
-    task = population.runs[0].task
-    tensors = {name: tensor.float().contiguous() for name, tensor in unflatten(task, weights[kept]).items()}
-    header = {
-        "format": CHECKPOINT_FORMAT,
-        "task": task,
-        "label": label,
-        "run_ids": [run.run_id for run, keep in zip(population.runs, kept.tolist(), strict=True) if keep],
-        "epochs": epochs[kept].tolist(),
-    }
-    return save(tensors, {HEADER_KEY: json.dumps(header)})
-
-
-def metrics_bytes(population: Population, state: PopulationState) -> bytes:
-    """Return a Parquet file with a row a run: run_id and a list a metric, entry e after e epochs."""
-    columns: dict[str, Any] = {"run_id": [run.run_id for run in population.runs]}
-    for name in METRICS:
-        columns[name] = pa.array(state.metrics[name].tolist(), pa.list_(pa.float64()))
-    sink = BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
 
 
 def _state_bytes(state: PopulationState, population: Population, engine: Engine) -> bytes:
