@@ -297,11 +297,14 @@ class _Loader(yaml.SafeLoader):
     """YAML's safe subset, with YAML 1.2's numbers (1e-3 is a number) and without repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"key {key!r} stands twice, line {node.start_mark.line + 1}")
-        return super().construct_mapping(node, deep=deep)
+        mapping = super().construct_mapping(node, deep=deep)  # refuses what is no mapping, and keys without a hash
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node)
+            if key in seen:
+                raise yaml.YAMLError(f"key {key!r} stands twice, line {key_node.start_mark.line + 1}")
+            seen.add(key)
+        return mapping
 
 
 _Loader.add_implicit_resolver(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import zoo.config
 from generators.tasks.ag_news import AGNewsSource
 from generators.tasks.mnist import MNISTSource
 from zoo.config import SweepConfig, load_config, parse_config, presets
@@ -166,7 +167,10 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("task: mnist\nepochs: 3\nepochs: 4\n", "key 'epochs' stands twice, line"),
+        ("task: mnist\nepochs: 3\nepochs: 4\n", "key 'epochs' stands twice, line 3"),
+        ("? [epochs]\n: 3\n", "not valid YAML: while constructing a mapping in"),
+        ("? {epochs: 3}\n: 3\n", "found unhashable key"),
+        ("!!map [epochs]", "not valid YAML: expected a mapping node, but found sequence"),
         ("task: [mnist", "not valid YAML"),
         ("- mnist\n", "found list, expected keys and values"),
         ("", "found NoneType, expected keys and values"),
@@ -183,6 +187,27 @@ def test_broken_yaml_is_one_line(text: str, message: str, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_config(write(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+class Key(str):
+    """A key that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Key.compared += 1
+        return super().__eq__(other)
+
+
+def test_a_file_of_many_keys_is_read_without_comparing_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo.config._Loader, "construct_scalar", lambda _, node: Key(node.value))
+    path = write(tmp_path, "{" + ", ".join(f"key{i}: 0" for i in range(500)) + "}")
+    with pytest.raises(ConfigError, match="task: found None"):
+        load_config(path)
+    assert Key.compared < 5000  # 500 * 500 for pairs
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "1.e-3", "+1e-3", "0.001", ".1e-2"])
