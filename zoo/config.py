@@ -23,6 +23,9 @@ from zoo.shipped import shipped_folder
 WARMUP_EPOCHS = 10
 INTEGER_BITS = 63
 """Without the sign; numbers end in int64 columns."""
+LONGEST_QUOTE = 200
+LONGEST_REASON = 600
+"""Characters of a value that a message quotes, and of what the YAML parser says."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class SweepConfig:
             fits = label == "best" or (isinstance(label, int) and 0 <= label <= self.epochs)
             _require("save_epochs", label, fits, f'epochs from 0 to epochs ({self.epochs}), or "best"')
         if len(set(self.save_epochs)) < len(self.save_epochs):
-            raise ConfigError(f"save_epochs: found {list(self.save_epochs)}, expected no epoch twice")
+            raise ConfigError(f"save_epochs: found {_shown(repr(list(self.save_epochs)))}, expected no epoch twice")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -179,7 +182,7 @@ def parse_config(content: Mapping[str, Any]) -> SweepConfig:
     content = dict(content)
     task = content.get("task")
     if not isinstance(task, str) or task not in SOURCES:
-        raise ConfigError(f"task: found {task!r}, expected one of {', '.join(SOURCES)}")
+        raise ConfigError(f"task: found {_shown(repr(task))}, expected one of {', '.join(SOURCES)}")
     epochs = content.get("epochs")
     if isinstance(epochs, int):
         content.setdefault("warmup_epochs", min(WARMUP_EPOCHS, max(epochs, 0)))
@@ -194,14 +197,16 @@ def presets() -> list[str]:
 def build(cls: type, content: Any, prefix: str) -> Any:
     """Make a frozen dataclass from plain values; unknown keys and wrong types are errors that name the field."""
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.') or 'top level'}: found {content!r}, expected keys and values")
+        raise ConfigError(
+            f"{prefix.rstrip('.') or 'top level'}: found {_shown(repr(content))}, expected keys and values"
+        )
     hints = get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
     for key in content:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
-            raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
+            raise ConfigError(f"{prefix}{_shown(str(key))}: unknown key; {hint}")
     for f in dataclasses.fields(cls):
         missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if missing and f.name not in content:
@@ -231,7 +236,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         raise last
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}: found {value!r}, expected a list")
+            raise ConfigError(f"{where}: found {_shown(repr(value))}, expected a list")
         return tuple(_convert(item, get_args(hint)[0], f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, f"{where}.")
@@ -242,12 +247,18 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             raise ConfigError(f"{where}: found {value}, expected a finite number")
         return value
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
-    raise ConfigError(f"{where}: found {value!r}, expected {names.get(hint, hint)}")
+    raise ConfigError(f"{where}: found {_shown(repr(value))}, expected {names.get(hint, hint)}")
+
+
+def _shown(text: str, longest: int = LONGEST_QUOTE) -> str:
+    """Return what a message quotes, on one line and cut where it is long."""
+    text = one_line(text)
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def _require(name: str, value: Any, fulfilled: bool, expected: str) -> None:
     if not fulfilled:
-        raise ConfigError(f"{name}: found {value!r}, expected {expected}")
+        raise ConfigError(f"{name}: found {_shown(repr(value))}, expected {expected}")
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:
@@ -270,7 +281,7 @@ def _from_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     # PyYAML lets through what int(), date() and its own tables say of `!!int abc`, 2020-99-99 or `!!bool abc`.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{where}not valid YAML: {one_line(error)}") from error
+        raise ConfigError(f"{where}not valid YAML: {_shown(str(error), LONGEST_REASON)}") from error
 
 
 def _read(source: str | Path) -> tuple[str, str]:
@@ -294,7 +305,27 @@ def _is_file(path: Path) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, with YAML 1.2's numbers (1e-3 is a number) and without repeated keys."""
+    """YAML's safe subset, with YAML 1.2's numbers (1e-3 is a number) and without repeated keys.
+
+    Aliases and merge keys are refused: no sweep needs them, and ten lines of them can stand for more values than memory
+    holds.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.YAMLError(
+                f"alias *{event.anchor}, line {event.start_mark.line + 1}: no aliases here; write the value itself"
+            )
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(
+                    f"merge key <<, line {key_node.start_mark.line + 1}: no merge keys here; write the keys themselves"
+                )
+        super().flatten_mapping(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         mapping = super().construct_mapping(node, deep=deep)  # refuses what is no mapping, and keys without a hash

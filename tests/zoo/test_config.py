@@ -79,7 +79,7 @@ def test_data_made_by_hand_may_be_keys_or_a_source(data: Any) -> None:
         ({"train_limit": 0}, "data.train_limit: found 0, expected 1 or more"),
         ({"train_limit": "64"}, "data.train_limit: found '64', expected nothing"),
         (3, "data: found 3, expected keys and values"),
-        (AGNewsSource(), r"data: found AGNewsSource\(.*\), expected keys and values"),
+        (AGNewsSource(), r"data: found AGNewsSource\(.*, expected keys and values"),
     ],
 )
 def test_other_data_made_by_hand_is_refused(data: Any, message: str) -> None:
@@ -187,6 +187,48 @@ def test_broken_yaml_is_one_line(text: str, message: str, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_config(write(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+def test_aliases_and_merge_keys_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    bomb = "\n".join([*lines, "task: *a9"])
+    for text, message in (
+        (bomb, r"alias \*a0, line 2: no aliases here; write the value itself"),
+        ("store: &s\n  state_seconds: 1\n<<: *s\n", r"alias \*s, line 3: no aliases here; .*"),
+        ("task: mnist\n<<: {epochs: 3}\n", "merge key <<, line 2: no merge keys here; write the keys themselves"),
+    ):
+        path = write(tmp_path, text)
+        with pytest.raises(ConfigError, match=f"^{path}: not valid YAML: {message}$"):
+            load_config(path)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": LONG}, f"task: found '{LONG[:199]}..., expected one of mnist, ag_news"),
+        ({"epochs": LONG}, f"epochs: found '{LONG[:199]}..., expected a whole number"),
+        ({"engine": LONG}, f"engine: found '{LONG[:199]}..., expected one of"),
+        ({"store": LONG}, f"store: found '{LONG[:199]}..., expected keys and values"),
+        ({"save_epochs": [2] * 1000}, f"save_epochs: found {str([2] * 1000)[:200]}..., expected no epoch twice"),
+        ({LONG: 1}, f"{LONG[:200]}...: unknown key; known keys"),
+        ({"two\nlines": 1}, "two lines: unknown key; known keys"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:20],
+)
+def test_what_a_message_quotes_is_cut(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config(write(tmp_path, GOOD | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_yaml_parser_says_is_cut(tmp_path: Path) -> None:
+    path = write(tmp_path, f"epochs: !!bool {LONG}")
+    with pytest.raises(ConfigError, match=f"^{path}: not valid YAML: '{LONG[:599]}\\.\\.\\.$"):
+        load_config(path)
 
 
 class Key(str):
