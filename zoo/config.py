@@ -23,6 +23,14 @@ from zoo.shipped import shipped_folder
 WARMUP_EPOCHS = 10
 INTEGER_BITS = 63
 """Without the sign; numbers end in int64 columns."""
+NAMES = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    bool: ("true or false", "true or false"),
+    type(None): ("nothing", "nothing"),
+}
+"""Type of a field -> what errors call one of its values, and several."""
 LONGEST_QUOTE = 200
 LONGEST_REASON = 600
 """Characters of a value that a message quotes, and of what the YAML parser says."""
@@ -229,14 +237,16 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         )
     if get_origin(hint) in (Union, UnionType):
         for option in get_args(hint):
+            if get_origin(option) is tuple and isinstance(value, list | tuple):
+                return _convert(value, option, where)  # its errors name the item
             try:
                 return _convert(value, option, where)
-            except ConfigError as error:
-                last = error
-        raise last
+            except ConfigError:
+                continue
+        raise ConfigError(f"{where}: found {_shown(repr(value))}, expected {_expected(hint)}")
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}: found {_shown(repr(value))}, expected a list")
+            raise ConfigError(f"{where}: found {_shown(repr(value))}, expected {_expected(hint)}")
         return tuple(_convert(item, get_args(hint)[0], f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, f"{where}.")
@@ -246,8 +256,16 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         if hint is float and not abs(value) < float("inf"):
             raise ConfigError(f"{where}: found {value}, expected a finite number")
         return value
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
-    raise ConfigError(f"{where}: found {_shown(repr(value))}, expected {names.get(hint, hint)}")
+    raise ConfigError(f"{where}: found {_shown(repr(value))}, expected {_expected(hint)}")
+
+
+def _expected(hint: Any, several: bool = False) -> str:
+    """Return what errors call the values of a type hint: one of them, or several in a list."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_expected(option, several) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list of {_expected(get_args(hint)[0], several=True)}"
+    return NAMES.get(hint, ("keys and values", "groups of keys and values"))[several]
 
 
 def _shown(text: str, longest: int = LONGEST_QUOTE) -> str:
