@@ -23,6 +23,8 @@ from zoo.shipped import shipped_folder
 WARMUP_EPOCHS = 10
 INTEGER_BITS = 63
 """Without the sign; numbers end in int64 columns."""
+MOST_RUNS = 1_000_000
+"""Of one grid, before a run of two blocks counts once: its runs are all held in memory when it is planned."""
 NAMES = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -56,6 +58,11 @@ class GridBlock:
                 raise ConfigError(f"{f.name}: found an empty list, expected at least one value")
             for value in values or ():
                 _require(f.name, value, RANGES[f.name].fits(value), RANGES[f.name].plural)
+
+    @property
+    def size(self) -> int:
+        """Number of runs: the product of the lists' lengths."""
+        return math.prod(len(getattr(self, f.name) or (None,)) for f in dataclasses.fields(self))
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,10 @@ class SweepConfig:
             _require("save_epochs", label, fits, f'epochs from 0 to epochs ({self.epochs}), or "best"')
         if len(set(self.save_epochs)) < len(self.save_epochs):
             raise ConfigError(f"save_epochs: found {_shown(repr(list(self.save_epochs)))}, expected no epoch twice")
+
+        runs = sum(block.size for block in self.grid)
+        if runs > MOST_RUNS:
+            raise ConfigError(f"grid: found {runs} runs, expected at most {MOST_RUNS}; shorten its lists or split it")
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -110,6 +110,18 @@ def test_a_block_and_a_sweep_made_by_hand_have_the_ranges_of_a_run() -> None:
         dataclasses.replace(good, min_learning_rate=math.inf)
 
 
+def test_a_grid_of_more_runs_than_a_plan_can_hold_is_refused_from_its_lists() -> None:
+    rates = [i / 1000 for i in range(1, 1001)]
+    million = grid(learning_rate=rates, init_std=rates)
+    assert load_config(GOOD | million).grid[0].size == 1_000_000
+    one_more = {"grid": million["grid"] + GOOD["grid"]}
+    product = grid(learning_rate=rates, init_std=rates, l2=rates, train_fraction=rates, seed=list(range(1000)))
+    for change, found in ((one_more, 1_000_001), (product, 10**15)):
+        message = f"configuration: grid: found {found} runs, expected at most 1000000; shorten its lists or split it"
+        with pytest.raises(ConfigError, match=f"^{message}$"):
+            load_config(GOOD | change)
+
+
 BAD = [
     ({"epoch": 3}, "epoch: unknown key; did you mean epochs?"),
     ({"colour": 3}, "colour: unknown key; known keys: task, epochs"),
