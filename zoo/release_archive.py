@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -125,9 +124,9 @@ class ReleaseArchive:
             )
         try:
             return self._read(self.metadata)
-        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        except Exception as error:  # a broken or hostile archive raises anything, besides what the disk does
             raise ReleaseError(
-                f"{self.source}: {self.metadata.name}: cannot be read ({error}); get it again"
+                f"{self.source}: {self.metadata.name}: cannot be read ({_reason(error)}); get it again"
             ) from error
 
     def read_weights(self, entry: Entry, task: str) -> Tensor:
@@ -170,10 +169,14 @@ def _open_zip(source: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(source)
     except FileNotFoundError as error:
         raise ReleaseError(f"{source}: no such file, expected a zip archive or a folder; check the path") from error
-    except (OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # see read_metadata
         raise ReleaseError(
-            f"{source}: cannot be read ({error}), expected a zip archive or a folder; get the archive again"
+            f"{source}: cannot be read ({_reason(error)}), expected a zip archive or a folder; get the archive again"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return one_line(error)[:LONGEST_REASON] or type(error).__name__
 
 
 def _zip_entries(source: Path, archive: zipfile.ZipFile) -> Iterator[Entry]:

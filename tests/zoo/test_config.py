@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import zoo.config
 from generators.tasks.ag_news import AGNewsSource
 from generators.tasks.mnist import MNISTSource
 from zoo.config import SweepConfig, load_config, parse_config, presets
@@ -76,9 +77,9 @@ def test_data_made_by_hand_may_be_keys_or_a_source(data: Any) -> None:
     [
         ({"train_limt": 64}, r"data.train_limt: unknown key; did you mean data.train_limit\?"),
         ({"train_limit": 0}, "data.train_limit: found 0, expected 1 or more"),
-        ({"train_limit": "64"}, "data.train_limit: found '64', expected nothing"),
+        ({"train_limit": "64"}, "data.train_limit: found '64', expected a whole number or nothing"),
         (3, "data: found 3, expected keys and values"),
-        (AGNewsSource(), r"data: found AGNewsSource\(.*\), expected keys and values"),
+        (AGNewsSource(), r"data: found AGNewsSource\(.*, expected keys and values"),
     ],
 )
 def test_other_data_made_by_hand_is_refused(data: Any, message: str) -> None:
@@ -107,6 +108,18 @@ def test_a_block_and_a_sweep_made_by_hand_have_the_ranges_of_a_run() -> None:
         dataclasses.replace(good.grid[0], seed=(2**63,))
     with pytest.raises(ConfigError, match=r"^min_learning_rate: found inf, expected a number of 0 or more$"):
         dataclasses.replace(good, min_learning_rate=math.inf)
+
+
+def test_a_grid_of_more_runs_than_a_plan_can_hold_is_refused_from_its_lists() -> None:
+    rates = [i / 1000 for i in range(1, 1001)]
+    million = grid(learning_rate=rates, init_std=rates)
+    assert load_config(GOOD | million).grid[0].size == 1_000_000
+    one_more = {"grid": million["grid"] + GOOD["grid"]}
+    product = grid(learning_rate=rates, init_std=rates, l2=rates, train_fraction=rates, seed=list(range(1000)))
+    for change, found in ((one_more, 1_000_001), (product, 10**15)):
+        message = f"configuration: grid: found {found} runs, expected at most 1000000; shorten its lists or split it"
+        with pytest.raises(ConfigError, match=f"^{message}$"):
+            load_config(GOOD | change)
 
 
 BAD = [
@@ -144,6 +157,13 @@ BAD = [
     (grid(dropout=[1.0]), "grid[0].dropout: found 1.0, expected rates in [0, 1)"),
     (grid(train_fraction=[0.0]), "grid[0].train_fraction: found 0.0, expected fractions in (0, 1]"),
     (grid(seed=[-1]), "grid[0].seed: found -1, expected whole numbers of 0 or more"),
+    (grid(seed="abc"), "grid[0].seed: found 'abc', expected a list of whole numbers or nothing"),
+    (grid(seed=[1, "abc"]), "grid[0].seed[1]: found 'abc', expected a whole number"),
+    (grid(seed=[2**63]), "grid[0].seed[0]: found a whole number of 64 bits"),
+    ({"population_size": 1.5}, "population_size: found 1.5, expected a whole number or text"),
+    ({"save_epochs": 2}, "save_epochs: found 2, expected a list of whole numbers or texts"),
+    ({"save_epochs": [True]}, "save_epochs[0]: found True, expected a whole number or text"),
+    ({"grid": 3}, "grid: found 3, expected a list of groups of keys and values"),
     (grid(momentum=[0.9]), "grid[0].momentum: unknown key"),
 ]
 
@@ -166,7 +186,10 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("task: mnist\nepochs: 3\nepochs: 4\n", "key 'epochs' stands twice, line"),
+        ("task: mnist\nepochs: 3\nepochs: 4\n", "key 'epochs' stands twice, line 3"),
+        ("? [epochs]\n: 3\n", "not valid YAML: while constructing a mapping in"),
+        ("? {epochs: 3}\n: 3\n", "found unhashable key"),
+        ("!!map [epochs]", "not valid YAML: expected a mapping node, but found sequence"),
         ("task: [mnist", "not valid YAML"),
         ("- mnist\n", "found list, expected keys and values"),
         ("", "found NoneType, expected keys and values"),
@@ -183,6 +206,69 @@ def test_broken_yaml_is_one_line(text: str, message: str, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_config(write(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+def test_aliases_and_merge_keys_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]
+    bomb = "\n".join([*lines, "task: *a5"])
+    for text, message in (
+        (bomb, r"alias \*a0, line 2: no aliases here; write the value itself"),
+        ("store: &s\n  state_seconds: 1\n<<: *s\n", r"alias \*s, line 3: no aliases here; .*"),
+        ("task: mnist\n<<: {epochs: 3}\n", "merge key <<, line 2: no merge keys here; write the keys themselves"),
+    ):
+        path = write(tmp_path, text)
+        with pytest.raises(ConfigError, match=f"^{path}: not valid YAML: {message}$"):
+            load_config(path)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": LONG}, f"task: found '{LONG[:199]}..., expected one of mnist, ag_news"),
+        ({"epochs": LONG}, f"epochs: found '{LONG[:199]}..., expected a whole number"),
+        ({"engine": LONG}, f"engine: found '{LONG[:199]}..., expected one of"),
+        ({"store": LONG}, f"store: found '{LONG[:199]}..., expected keys and values"),
+        ({"save_epochs": [2] * 1000}, f"save_epochs: found {str([2] * 1000)[:200]}..., expected no epoch twice"),
+        ({LONG: 1}, f"{LONG[:200]}...: unknown key; known keys"),
+        ({"two\nlines": 1}, "two lines: unknown key; known keys"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:20],
+)
+def test_what_a_message_quotes_is_cut(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config(write(tmp_path, GOOD | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_yaml_parser_says_is_cut(tmp_path: Path) -> None:
+    path = write(tmp_path, f"epochs: !!bool {LONG}")
+    with pytest.raises(ConfigError, match=f"^{path}: not valid YAML: '{LONG[:599]}\\.\\.\\.$"):
+        load_config(path)
+
+
+class Key(str):
+    """A key that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Key.compared += 1
+        return super().__eq__(other)
+
+
+def test_a_file_of_many_keys_is_read_without_comparing_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo.config._Loader, "construct_scalar", lambda _, node: Key(node.value))
+    path = write(tmp_path, "{" + ", ".join(f"key{i}: 0" for i in range(500)) + "}")
+    with pytest.raises(ConfigError, match="task: found None"):
+        load_config(path)
+    assert Key.compared < 5000  # 500 * 500 for pairs
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "1.e-3", "+1e-3", "0.001", ".1e-2"])

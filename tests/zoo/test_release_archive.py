@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import stat
 import zipfile
 from pathlib import Path
@@ -169,6 +170,39 @@ def test_encrypted_files_are_refused(release: Release, tmp_path: Path) -> None:
     source.write_bytes(content)
     with pytest.raises(ReleaseError, match="found an encrypted file"):
         import_release(source, "mnist", tmp_path / "sweep", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("version needed", 250, "cannot be read (zip file version 25.0), expected a zip archive or a folder"),
+        ("name", 0xFF, "cannot be read ('utf-8' codec can't decode byte 0xff"),
+        ("method", 9, "metadata/mnist.csv: cannot be read (That compression method is not supported); get it again"),
+        ("method", 99, "metadata/mnist.csv: cannot be read (That compression method is not supported); get it again"),
+        ("local name", 0xFF, "metadata/mnist.csv: cannot be read ('utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_archives_that_no_zip_reader_takes_are_one_line(
+    release: Release, field: str, value: int, message: str, tmp_path: Path
+) -> None:
+    source = release.write_zip(tmp_path / "release.zip")
+    content = bytearray(source.read_bytes())
+    utf8 = 8  # in the higher byte of the flags
+    with zipfile.ZipFile(source) as archive:
+        table = next(info for info in archive.infolist() if info.filename.endswith(".csv"))
+        local = table.header_offset
+        central = content.index(table.filename.encode(), archive.start_dir) - 46
+    if field == "local name":
+        content[local + 7] |= utf8
+        content[local + 30] = value
+    else:
+        content[central + 9] |= utf8
+        content[central + {"version needed": 6, "method": 10, "name": 46}[field]] = value
+    source.write_bytes(content)
+    with pytest.raises(ReleaseError, match=re.escape(message)) as caught:
+        import_release(source, "mnist", tmp_path / "sweep", progress=False)
+    assert str(caught.value).startswith(f"{source}: ")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_unpacks_to_more_than_a_checkpoint_is_not_unpacked(
