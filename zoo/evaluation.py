@@ -24,12 +24,13 @@ from generators.population import train_population
 from generators.tasks import SOURCES
 from generators.tasks.data import TaskData
 from zoo.commit import engine_label
-from zoo.config import build, label_order
+from zoo.config import label_order
 from zoo.dataset import Checkpoints, Zoo, open_zoo
 from zoo.errors import DatasetError
 from zoo.evaluation_reports import Comparison, EvaluationReport, LabelDifference, RerunReport
 from zoo.filters import Filters
 from zoo.hub_folder import PROVENANCE
+from zoo.plain_values import build
 from zoo.plan import Plan
 from zoo.schema import HYPERPARAMETER_NAMES
 from zoo.threads import torch_threads

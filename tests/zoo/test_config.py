@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-import zoo.config
+import zoo.plain_values
 from generators.tasks.ag_news import AGNewsSource
 from generators.tasks.mnist import MNISTSource
 from zoo.config import SweepConfig, load_config, parse_config, presets
@@ -264,7 +264,7 @@ class Key(str):
 def test_a_file_of_many_keys_is_read_without_comparing_them_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zoo.config._Loader, "construct_scalar", lambda _, node: Key(node.value))
+    monkeypatch.setattr(zoo.plain_values._Loader, "construct_scalar", lambda _, node: Key(node.value))
     path = write(tmp_path, "{" + ", ".join(f"key{i}: 0" for i in range(500)) + "}")
     with pytest.raises(ConfigError, match="task: found None"):
         load_config(path)
