@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import itertools
+import math
 import re
 from collections.abc import Mapping
 from types import UnionType
@@ -22,6 +24,10 @@ NAMES = {
     type(None): ("nothing", "nothing"),
 }
 """Type of a field -> what errors call one of its values, and several."""
+MOST_VALUES = 1_000_000
+"""In a file, with its aliases written out: ten lines of them can stand for more than memory holds."""
+LONGEST_NUMBER = 1000
+"""Characters of a whole number in a file."""
 LONGEST_QUOTE = 200
 LONGEST_REASON = 600
 """Characters of a value that a message quotes, and of what the YAML parser says."""
@@ -31,8 +37,9 @@ def from_yaml(text: str, where: str) -> Any:
     """Return the plain values of a YAML text; `where` begins the message of the ConfigError for one that is none."""
     try:
         return yaml.load(text, Loader=_Loader)
-    # PyYAML lets through what int(), date() and its own tables say of `!!int abc`, 2020-99-99 or `!!bool abc`.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+    # PyYAML lets through what int(), date(), chr() and its own tables say of `!!int abc`, 2020-99-99, "\UFFFFFFFF" or
+    # `!!bool abc`.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{where}not valid YAML: {shown(str(error), LONGEST_REASON)}") from error
 
 
@@ -109,19 +116,21 @@ def shown(text: str, longest: int = LONGEST_QUOTE) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, with YAML 1.2's numbers (1e-3 is a number) and without repeated keys.
+    """YAML's safe subset, with YAML 1.2's numbers (1e-3 is a number), without repeated and merged keys."""
 
-    Aliases and merge keys are refused: no sweep needs them, and ten lines of them can stand for more values than memory
-    holds.
-    """
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _values_of(node, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"with its aliases written out, found more than {MOST_VALUES} values")
+        return node
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > LONGEST_NUMBER:  # Python can't print a hexadecimal one of many thousand digits
             raise yaml.YAMLError(
-                f"alias *{event.anchor}, line {event.start_mark.line + 1}: no aliases here; write the value itself"
+                f"number of {len(node.value)} characters, line {node.start_mark.line + 1}, expected at most "
+                f"{LONGEST_NUMBER}"
             )
-        return super().compose_node(parent, index)
+        return self.construct_yaml_int(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         for key_node, _ in node.value:
@@ -142,6 +151,17 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
+def _values_of(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Return how many values a node stands for with its aliases written out; infinitely many if it holds itself."""
+    if node not in known:
+        known[node] = math.inf
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        nodes = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
+        known[node] = 1 + sum(_values_of(part, known) for part in nodes)
+    return known[node]
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

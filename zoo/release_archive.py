@@ -148,9 +148,9 @@ class ReleaseArchive:
             state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
         except ReleaseError:
             raise
-        except OSError:  # of the disk, which says nothing about the checkpoint
-            raise
         except Exception as error:  # a broken or hostile pickle raises anything
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk, which says nothing about the checkpoint (bz2 raises one without a number)
             raise ReleaseError(
                 f"cannot be read ({type(error).__name__}: {one_line(error)[:LONGEST_REASON]})"
             ) from error

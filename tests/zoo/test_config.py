@@ -198,6 +198,9 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ("batch_size: !!int ''", "not valid YAML: string index out of range"),
         ("batch_size: !!bool abc", "not valid YAML: 'abc'"),
         ("batch_size: !!timestamp abc", "not valid YAML"),
+        ('batch_size: "\\UFFFFFFFF"', "not valid YAML: Python int too large"),
+        ("batch_size: 1" + ":00" * 200 + ".0", "not valid YAML: int too large to convert to float"),
+        ("task: [0x" + "f" * 9000 + "]", "number of 9002 characters, line 1, expected at most 1000"),
         ("[" * 5000, "not valid YAML: maximum recursion depth exceeded"),
         ("task: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
     ],
@@ -208,13 +211,19 @@ def test_broken_yaml_is_one_line(text: str, message: str, tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_aliases_and_merge_keys_are_refused(tmp_path: Path) -> None:
+def test_an_alias_stands_for_its_value(tmp_path: Path) -> None:
+    one = "{optimizer: [adam], learning_rate: &rates [0.1, 0.2], init_std: *rates, l2: [0], dropout: *none"
+    text = f"task: mnist\nepochs: 1\nsave_epochs: &none [0]\ngrid: [{one}, train_fraction: [1.0]}}]\n"
+    (block,) = load_config(write(tmp_path, text)).grid
+    assert (block.learning_rate, block.init_std, block.dropout) == ((0.1, 0.2), (0.1, 0.2), (0.0,))
+
+
+def test_aliases_that_stand_for_too_much_and_merge_keys_are_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]
-    bomb = "\n".join([*lines, "task: *a5"])
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 60)]
     for text, message in (
-        (bomb, r"alias \*a0, line 2: no aliases here; write the value itself"),
-        ("store: &s\n  state_seconds: 1\n<<: *s\n", r"alias \*s, line 3: no aliases here; .*"),
+        ("\n".join([*lines, "task: *a59"]), "with its aliases written out, found more than 1000000 values"),
+        ("task: &a [*a]", "with its aliases written out, found more than 1000000 values"),
         ("task: mnist\n<<: {epochs: 3}\n", "merge key <<, line 2: no merge keys here; write the keys themselves"),
     ):
         path = write(tmp_path, text)
