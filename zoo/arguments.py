@@ -1,7 +1,10 @@
 """Types of command line arguments; what does not fit ends the command with its usage, one line and exit code 2."""
 
 import argparse
-import math
+
+DIGITS = 9
+"""Of the greatest counts and rates that make sense; and 10^-9 is the smallest rate."""
+QUOTED = 50
 
 
 def positive_integer(text: str) -> int:
@@ -16,8 +19,10 @@ def positive_number(text: str) -> float:
 
 def whole_number(text: str) -> int:
     """Read a whole number of 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of 0 or more")
+    if not text.isdecimal() or len(text) > DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"found {text[:QUOTED]!r}, expected a whole number of 0 or more, of at most {DIGITS} digits"
+        )
     return int(text)
 
 
@@ -26,7 +31,7 @@ def _positive(text: str, kind: type[int] | type[float]) -> float:
         value = kind(text)
     except ValueError:
         value = 0
-    if not 0 < value < math.inf:
+    if not 10.0**-DIGITS < value < 10.0**DIGITS:
         expected = "a whole number of 1 or more" if kind is int else "a number above 0"
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+        raise argparse.ArgumentTypeError(f"found {text[:QUOTED]!r}, expected {expected}, of at most {DIGITS} digits")
     return value

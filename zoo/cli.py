@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     _data_dir_argument(generate)
     generate.add_argument(
         "--workers",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="populations at once; 0: in this process, no Ray; default: one a GPU, or one a core where there is no GPU",
     )
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset")
     build.add_argument(
         "--workers",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="write so many shards at once (four at most) in processes of Ray; default: in threads of this one",
     )

@@ -189,12 +189,28 @@ class Checkpoints:
         return Checkpoints(self.zoo, self.task, metadata, self._specs)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Checkpoints":
-        """Choose by position."""
-        return self._part(self.metadata.take(pa.array(rows, pa.int64())))
+        """Choose by position.
+
+        Raises:
+            DatasetError: a position that the selection does not have.
+        """
+        positions = pa.array(rows, pa.int64())
+        if len(positions) and not 0 <= pc.min(positions).as_py() <= pc.max(positions).as_py() < len(self):
+            found = pc.min_max(positions).as_py()
+            raise DatasetError(
+                f"rows: found {found['min']} to {found['max']}, expected positions from 0 to {len(self) - 1}"
+            )
+        return self._part(self.metadata.take(positions))
 
     def hold_out(self, **values: Any) -> tuple["Checkpoints", "Checkpoints"]:
-        """Split by hyperparameters: (the rest, those with all of `values`), for example optimizer="rmsprop"."""
-        condition = expression([(name, "==", value) for name, value in values.items()], self.metadata.schema)
+        """Split by hyperparameters: (the rest, those with all of `values`), for example optimizer="rmsprop".
+
+        Raises:
+            DatasetError: no values, an unknown column, or a value that no checkpoint has, where a text column has few.
+        """
+        filters = [(name, "==", value) for name, value in values.items()]
+        condition = expression(filters, self.metadata.schema)
+        require_known_values(filters, self.metadata)
         numbered = self.metadata.append_column("number", pa.array(np.arange(len(self))))
         held_out = numbered.filter(condition)["number"].to_numpy()
         return self.take(np.setdiff1d(np.arange(len(self)), held_out)), self.take(held_out)
@@ -215,6 +231,7 @@ class Checkpoints:
 
     def pieces(self, rows: int = PIECE_ROWS) -> Iterator["Checkpoints"]:
         """Yield the selection in pieces of at most so many rows, for use within a memory bound."""
+        _require_positive("rows", rows)
         for start in range(0, len(self), rows):
             yield self._part(self.metadata.slice(start, rows))
 
@@ -228,6 +245,8 @@ class Checkpoints:
             groups: row groups that are yielded together; None for one, or 8 with a seed, as a row group's rows have
                 about the same accuracy.
         """
+        if groups is not None:
+            _require_positive("groups", groups)
         places = self._places()
         order = list(places)
         generator = None if seed is None else np.random.default_rng(seed)
@@ -289,6 +308,11 @@ class Checkpoints:
             raise DatasetError(f"{self.zoo.source.name}: {file}: rows are not those of the index; see `zoo verify`")
         for spec in self._specs:
             yield spec.name, tensor_values(table[spec.name], spec.shape), rows
+
+
+def _require_positive(name: str, found: int) -> None:
+    if found < 1:
+        raise DatasetError(f"{name}: found {found}, expected 1 or more")
 
 
 def _as_slice(rows: np.ndarray) -> np.ndarray | slice:

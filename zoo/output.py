@@ -40,6 +40,8 @@ def lasting_output() -> Iterator[None]:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - lives as long as the process
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal, or a name that is no UTF-8
     stdout = sys.stdout
     try:
         with contextlib.redirect_stderr(cast(TextIO, _Lasting(sys.stderr))):

@@ -34,6 +34,10 @@ class Source:
         self._footers: dict[str, pq.FileMetaData] = {}
         self._opened = threading.local()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without open files, as workers of a DataLoader need it."""
+        return Source, (self._filesystem, self._root, self.name)
+
     def read_bytes(self, path: str) -> bytes:
         """Return the content of a small file; FileNotFoundError where there is none."""
         return self._filesystem.cat_file(f"{self._root}/{path}")
@@ -87,6 +91,8 @@ def _require_inside(path: str, name: str) -> None:
 def open_source(source: str | Path, revision: str | None = None) -> Source:
     """Find a dataset; see `zoo.dataset.open_zoo` for the arguments and errors."""
     path = str(source)
+    if not path:
+        raise DatasetError("dataset: found an empty name, expected a dataset folder or a repository user/name")
     if Path(path).is_dir():
         if revision is not None:
             raise DatasetError(f"revision: found {revision!r}, expected none: {path} is a folder, not a Hub repository")

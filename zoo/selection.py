@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from zoo.dataset import Checkpoints
 from zoo.errors import DatasetError
-from zoo.files import TEMPORARY_PREFIX, held
+from zoo.files import TEMPORARY_PREFIX, held, named_in_errors
 from zoo.schema import INDEX_PLACE
 from zoo.stacked import HEADER_KEY
 from zoo.storage import local_path
@@ -102,7 +102,8 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str,
     """Write one checkpoint; tensors may be rows of a stack, or share memory."""
     header = {"format": SELECTION_FORMAT, **metadata}
     own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    save_file(own, path, {HEADER_KEY: json.dumps(header)})
+    with named_in_errors(path):
+        path.write_bytes(save(own, {HEADER_KEY: json.dumps(header)}))
 
 
 def _require_replaceable(out: Path) -> None:

@@ -1,6 +1,7 @@
 """Signs of life: what a working attempt leaves behind after every epoch, for `zoo status` and for other drivers."""
 
 import json
+import math
 import os
 import socket
 import time
@@ -11,6 +12,9 @@ STALE_SECONDS = 300.0
 EPOCHS_OF_SILENCE = 3
 FIRST_EPOCH_SECONDS = 1800.0
 """The same before the attempt has finished an epoch, when its pace is not known."""
+
+MOST_PID = 2**22
+"""Linux gives no process a higher number; 0 and negative ones would stand for groups of processes."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,17 @@ class Sign:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Sign":
-        return cls(**json.loads(content))
+        """Read a sign back; ValueError or TypeError for what is none."""
+        try:
+            sign = cls(**json.loads(content))
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        numbers = (sign.epoch, sign.time, sign.first_epoch, sign.started)
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise ValueError("found a time or an epoch that is no number")
+        if not isinstance(sign.host, str) or type(sign.pid) is not int or not 1 <= sign.pid <= MOST_PID:
+            raise ValueError("found a host or a process that is none")
+        return sign
 
     def age(self) -> float:
         """Seconds since the sign was left; 0 where it seems to come from the future (a clock was set back)."""

@@ -241,7 +241,7 @@ class TestSignals:
             written.extend(tmp_path.rglob("*"))
             signal.raise_signal(signal.SIGTERM)
 
-        monkeypatch.setattr("zoo.selection.save_file", terminate)
+        monkeypatch.setattr("zoo.selection.save", terminate)
         before = signal.getsignal(signal.SIGTERM)
         assert main(["select", str(dataset), "--out", str(tmp_path / "chosen")]) == 143
         assert capsys.readouterr().err.endswith("zoo: terminated\n")

@@ -140,7 +140,7 @@ class TestFilters:
     def test_texts_and_numbers_choose_the_same(self, grouped: Path, operator: str, value: float) -> None:
         index = open_zoo(grouped).index
         zoo = Zoo.__new__(Zoo)
-        zoo.__dict__ |= {"index": index, "_configs": {"mnist": {}, "index": {}}}
+        zoo.__dict__ |= {"index": index, "_files": {"mnist": ["a"], "index": ["b"]}}
         by_text = zoo.checkpoints(filters=[parse_filter(f"test_accuracy{operator}{value!r}")])
         assert ids(by_text) == ids(zoo.checkpoints(filters=[("test_accuracy", operator, value)]))
 

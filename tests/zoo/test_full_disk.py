@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -33,3 +34,18 @@ def test_a_build_on_a_full_disk_names_its_file_and_goes_on_when_there_is_room(
     assert len([path for path in out.rglob("*") if path.is_file()]) == written
     assert main(["build", str(sweep), "--out", str(out), "--quiet"]) == 0
     assert len(open_zoo(out).checkpoints("mnist"))
+
+
+def test_a_selection_on_a_full_disk_leaves_nothing_and_names_its_file(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", no_space)
+        assert main(["select", str(dataset), "--out", str(tmp_path / "chosen")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"zoo: error: .*\.safetensors: No space left on device; make room and run .* again", line)
+    assert list(tmp_path.iterdir()) == []
+    assert main(["select", str(dataset), "--out", str(tmp_path / "chosen")]) == 0

@@ -1,0 +1,7 @@
+"""`python -m zoo` is `zoo`."""
+
+import sys
+
+from zoo.cli import main
+
+sys.exit(main())
