@@ -11,7 +11,7 @@ from zoo.builder import build
 
 
 @pytest.fixture(scope="module")
-def dataset(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_dataset(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of `tiny()`: four runs, 16 checkpoints, not to be changed."""
     out = tmp_path_factory.mktemp("evaluated") / "dataset"
     build([undisturbed], out, progress=False)
@@ -19,9 +19,9 @@ def dataset(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def copy(dataset: Path, tmp_path: Path) -> Path:
+def tiny_copy(tiny_dataset: Path, tmp_path: Path) -> Path:
     """A copy of the dataset that may be changed."""
-    return shutil.copytree(dataset, tmp_path / "copy")
+    return shutil.copytree(tiny_dataset, tmp_path / "copy")
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ EPOCHS_OF_SILENCE = 3
 FIRST_EPOCH_SECONDS = 1800.0
 """The same before the attempt has finished an epoch, when its pace is not known."""
 
-MOST_PID = 2**22
-"""Linux gives no process a higher number; 0 and negative ones would stand for groups of processes."""
+MOST_PID = 2**31 - 1
+"""The system takes no higher number; 0 and negative ones would stand for groups of processes."""
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,16 @@ pytest_plugins = ["evaluation_fixtures"]
 
 
 def test_the_engine_and_machine_of_the_training_give_every_accuracy_exactly(
-    dataset: Path, digits_dir: Path, engine_here: str
+    tiny_dataset: Path, digits_dir: Path, engine_here: str
 ) -> None:
-    report = evaluate(dataset, "mnist", digits_dir, tolerance=0, progress=False)
+    report = evaluate(tiny_dataset, "mnist", digits_dir, tolerance=0, progress=False)
     assert (report.available, len(report.comparisons), report.identical, report.disagreeing) == (16, 16, 16, [])
     assert {c.checkpoint_id for c in report.comparisons} == set(
-        open_zoo(dataset).checkpoints("mnist").metadata["checkpoint_id"].to_pylist()
+        open_zoo(tiny_dataset).checkpoints("mnist").metadata["checkpoint_id"].to_pylist()
     )
     assert report.worst_loss < 1e-12
     assert (report.engine, report.recorded_engines, report.test_samples) == (engine_here, [engine_here], TEST)
-    assert report.data == f"data digest {top(dataset)['data_digest']} as recorded"
+    assert report.data == f"data digest {top(tiny_dataset)['data_digest']} as recorded"
     lines = report.text().splitlines()
     assert [line.split()[0] for line in lines if line[0].isdigit() or line.startswith("best")] == [
         "0",
@@ -48,15 +48,15 @@ def test_the_engine_and_machine_of_the_training_give_every_accuracy_exactly(
     ]
 
 
-def test_the_other_engine_agrees_within_two_examples(dataset: Path, digits_dir: Path) -> None:
-    report = evaluate(dataset, None, digits_dir, engine="torch", progress=False)
+def test_the_other_engine_agrees_within_two_examples(tiny_dataset: Path, digits_dir: Path) -> None:
+    report = evaluate(tiny_dataset, None, digits_dir, engine="torch", progress=False)
     assert report.engine == "torch"
     assert (len(report.comparisons), report.disagreeing) == (16, [])
 
 
-def test_a_checkpoints_measurement_is_its_models(dataset: Path, digits_dir: Path) -> None:
-    report = evaluate(dataset, "mnist", digits_dir, progress=False)
-    chosen = open_zoo(dataset).checkpoints("mnist")
+def test_a_checkpoints_measurement_is_its_models(tiny_dataset: Path, digits_dir: Path) -> None:
+    report = evaluate(tiny_dataset, "mnist", digits_dir, progress=False)
+    chosen = open_zoo(tiny_dataset).checkpoints("mnist")
     test = MNISTSource().load(digits_dir).test
     for comparison, model in zip(report.comparisons, chosen.models(), strict=True):
         logits = model(scale(test.inputs))
@@ -67,51 +67,53 @@ def test_a_checkpoints_measurement_is_its_models(dataset: Path, digits_dir: Path
 
 @pytest.mark.parametrize(("examples", "tolerance", "disagrees"), [(2, 2, False), (3, 2, True), (1, 0, True)])
 def test_an_accuracy_may_differ_by_the_tolerance_and_no_more(
-    copy: Path, digits_dir: Path, examples: int, tolerance: int, disagrees: bool
+    tiny_copy: Path, digits_dir: Path, examples: int, tolerance: int, disagrees: bool
 ) -> None:
-    changed = top(copy)["checkpoint_id"]
-    change_index(copy, lambda row: row.update(test_accuracy=row["test_accuracy"] - examples / TEST))
-    report = evaluate(copy, "mnist", digits_dir, tolerance=tolerance, progress=False)
+    changed = top(tiny_copy)["checkpoint_id"]
+    change_index(tiny_copy, lambda row: row.update(test_accuracy=row["test_accuracy"] - examples / TEST))
+    report = evaluate(tiny_copy, "mnist", digits_dir, tolerance=tolerance, progress=False)
     assert [c.checkpoint_id for c in report.disagreeing] == ([changed] if disagrees else [])
     assert (report.worst_examples, report.identical) == (examples, 15)
     assert json.loads(report.to_json())["worst_examples"] == examples
 
 
 @pytest.mark.parametrize(("shift", "disagrees"), [(5e-4, False), (2e-3, True), (float("nan"), True)])
-def test_a_loss_may_differ_by_rounding_and_no_more(copy: Path, digits_dir: Path, shift: float, disagrees: bool) -> None:
-    changed = top(copy)["checkpoint_id"]
-    change_index(copy, lambda row: row.update(test_loss=row["test_loss"] + shift * max(row["test_loss"], 1.0)))
-    report = evaluate(copy, "mnist", digits_dir, tolerance=0, progress=False)
+def test_a_loss_may_differ_by_rounding_and_no_more(
+    tiny_copy: Path, digits_dir: Path, shift: float, disagrees: bool
+) -> None:
+    changed = top(tiny_copy)["checkpoint_id"]
+    change_index(tiny_copy, lambda row: row.update(test_loss=row["test_loss"] + shift * max(row["test_loss"], 1.0)))
+    report = evaluate(tiny_copy, "mnist", digits_dir, tolerance=0, progress=False)
     assert [c.checkpoint_id for c in report.disagreeing] == ([changed] if disagrees else [])
     assert report.identical == 16
 
 
-def test_a_limit_takes_checkpoints_from_the_whole_range(dataset: Path, digits_dir: Path) -> None:
-    report = evaluate(dataset, "mnist", digits_dir, limit=4, progress=False)
-    ids = open_zoo(dataset).checkpoints("mnist").metadata["checkpoint_id"].to_pylist()
+def test_a_limit_takes_checkpoints_from_the_whole_range(tiny_dataset: Path, digits_dir: Path) -> None:
+    report = evaluate(tiny_dataset, "mnist", digits_dir, limit=4, progress=False)
+    ids = open_zoo(tiny_dataset).checkpoints("mnist").metadata["checkpoint_id"].to_pylist()
     assert [c.checkpoint_id for c in report.comparisons] == [ids[0], ids[5], ids[10], ids[15]]
     assert report.available == 16
     assert "not evaluated: 12: limit 4" in report.text()
-    assert len(evaluate(dataset, "mnist", digits_dir, limit=99, progress=False).comparisons) == 16
+    assert len(evaluate(tiny_dataset, "mnist", digits_dir, limit=99, progress=False).comparisons) == 16
 
 
-def test_filters_choose_what_is_evaluated(dataset: Path, digits_dir: Path) -> None:
-    report = evaluate(dataset, "mnist", digits_dir, filters=[("epoch_label", "==", "best")], progress=False)
+def test_filters_choose_what_is_evaluated(tiny_dataset: Path, digits_dir: Path) -> None:
+    report = evaluate(tiny_dataset, "mnist", digits_dir, filters=[("epoch_label", "==", "best")], progress=False)
     assert [c.label for c in report.comparisons] == ["best"] * 4
     assert (report.available, report.not_evaluated) == (4, "")
     with pytest.raises(DatasetError, match="filters: found no checkpoint"):
-        evaluate(dataset, "mnist", digits_dir, filters=[("epoch", "==", 7)], progress=False)
+        evaluate(tiny_dataset, "mnist", digits_dir, filters=[("epoch", "==", 7)], progress=False)
 
 
-def test_a_limit_of_none_is_no_check(dataset: Path, digits_dir: Path) -> None:
+def test_a_limit_of_none_is_no_check(tiny_dataset: Path, digits_dir: Path) -> None:
     with pytest.raises(DatasetError, match="limit: found 0, expected 1 or more"):
-        evaluate(dataset, "mnist", digits_dir, limit=0, progress=False)
+        evaluate(tiny_dataset, "mnist", digits_dir, limit=0, progress=False)
 
 
-def test_the_text_has_a_line_a_label_and_names_what_disagrees(copy: Path, digits_dir: Path) -> None:
-    changed = top(copy)
-    change_index(copy, lambda row: row.update(test_accuracy=0.0))
-    lines = evaluate(copy, "mnist", digits_dir, progress=False).text().splitlines()
+def test_the_text_has_a_line_a_label_and_names_what_disagrees(tiny_copy: Path, digits_dir: Path) -> None:
+    changed = top(tiny_copy)
+    change_index(tiny_copy, lambda row: row.update(test_accuracy=0.0))
+    lines = evaluate(tiny_copy, "mnist", digits_dir, progress=False).text().splitlines()
     assert lines[0].startswith(f"mnist: 16 of 16 checkpoints evaluated on {TEST} test samples with engine ")
     counts = {line.split()[0]: line.split()[1:3] for line in lines[2:6]}
     assert counts == {
@@ -123,7 +125,9 @@ def test_the_text_has_a_line_a_label_and_names_what_disagrees(copy: Path, digits
     )
 
 
-def test_other_data_is_refused_before_anything_is_measured(dataset: Path, digits_dir: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused_before_anything_is_measured(
+    tiny_dataset: Path, digits_dir: Path, tmp_path: Path
+) -> None:
     write_digits(tmp_path)
     labels = np.zeros(TEST, np.uint8)
     header = (tmp_path / "t10k-labels-idx1-ubyte.gz").read_bytes()
@@ -131,14 +135,14 @@ def test_other_data_is_refused_before_anything_is_measured(dataset: Path, digits
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     content = bytes([0, 0, 8, 1]) + TEST.to_bytes(4, "big") + labels.tobytes()
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(content)
-    with pytest.raises(DatasetError, match=f"data_digest: found .*, expected {top(dataset)['data_digest']}"):
-        evaluate(dataset, "mnist", tmp_path, progress=False)
+    with pytest.raises(DatasetError, match=f"data_digest: found .*, expected {top(tiny_dataset)['data_digest']}"):
+        evaluate(tiny_dataset, "mnist", tmp_path, progress=False)
     with pytest.raises(DatasetError, match="data_digest: found"):
-        rerun(dataset, top(dataset)["run_id"], tmp_path, progress=False)
+        rerun(tiny_dataset, top(tiny_dataset)["run_id"], tmp_path, progress=False)
 
 
 def test_other_data_without_a_folder_is_called_that(
-    dataset: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = MNISTSource.load
 
@@ -148,28 +152,28 @@ def test_other_data_without_a_folder_is_called_that(
 
     monkeypatch.setattr(MNISTSource, "load", other)
     with pytest.raises(DatasetError, match=r"^no --data-dir: data_digest: found"):
-        evaluate(dataset, "mnist", progress=False)
+        evaluate(tiny_dataset, "mnist", progress=False)
 
 
-def test_folders_may_be_texts(dataset: Path, digits_dir: Path) -> None:
-    assert len(evaluate(str(dataset), "mnist", str(digits_dir), limit=1, progress=False).comparisons) == 1
-    assert rerun(str(dataset), top(dataset)["run_id"], str(digits_dir), progress=False).identical
+def test_folders_may_be_texts(tiny_dataset: Path, digits_dir: Path) -> None:
+    assert len(evaluate(str(tiny_dataset), "mnist", str(digits_dir), limit=1, progress=False).comparisons) == 1
+    assert rerun(str(tiny_dataset), top(tiny_dataset)["run_id"], str(digits_dir), progress=False).identical
 
 
-def test_a_dataset_without_plans_says_so(copy: Path, digits_dir: Path) -> None:
-    (copy / "provenance.json").write_text('{"data": {}}')
+def test_a_dataset_without_plans_says_so(tiny_copy: Path, digits_dir: Path) -> None:
+    (tiny_copy / "provenance.json").write_text('{"data": {}}')
     with pytest.raises(DatasetError, match=r"provenance.json: plans: found none, expected an object"):
-        evaluate(copy, "mnist", digits_dir, progress=False)
+        evaluate(tiny_copy, "mnist", digits_dir, progress=False)
 
 
-def test_a_plan_that_is_gone_or_no_text_is_one_line(copy: Path, digits_dir: Path) -> None:
-    (plan,) = (copy / "plans").iterdir()
+def test_a_plan_that_is_gone_or_no_text_is_one_line(tiny_copy: Path, digits_dir: Path) -> None:
+    (plan,) = (tiny_copy / "plans").iterdir()
     plan.write_bytes(b"\xff")
     with pytest.raises(DatasetError, match=rf"{plan.name}: not readable \(UnicodeDecodeError\(.*expected a plan"):
-        evaluate(copy, "mnist", digits_dir, progress=False)
+        evaluate(tiny_copy, "mnist", digits_dir, progress=False)
     plan.unlink()
     with pytest.raises(DatasetError, match=rf"{plan.name}: not readable \(FileNotFoundError\(.*expected a plan"):
-        rerun(copy, top(copy)["run_id"], digits_dir, progress=False)
+        rerun(tiny_copy, top(tiny_copy)["run_id"], digits_dir, progress=False)
 
 
 # Texts
@@ -267,9 +271,9 @@ def test_imported_images_are_evaluated_on_mnists_test_set(
 def test_imported_images_are_not_measured_on_other_images(digits_dir: Path, tmp_path: Path) -> None:
     release = Release()
     release.add("a")
-    dataset = imported(release, tmp_path)
+    tiny_dataset = imported(release, tmp_path)
     with pytest.raises(DatasetError, match=f"found {TEST} test images, expected the 10000 of MNIST"):
-        evaluate(dataset, "mnist", digits_dir, progress=False)
-    run_id = top(dataset)["run_id"]
+        evaluate(tiny_dataset, "mnist", digits_dir, progress=False)
+    run_id = top(tiny_dataset)["run_id"]
     with pytest.raises(DatasetError, match="origin: found imported, expected generated"):
-        rerun(dataset, run_id, digits_dir, progress=False)
+        rerun(tiny_dataset, run_id, digits_dir, progress=False)
