@@ -14,7 +14,7 @@ from typing import Any
 from generators import ENGINES
 from generators.errors import InputError
 from zoo import __version__, commands, commands_nfn
-from zoo.arguments import positive_integer, positive_number, whole_number
+from zoo.arguments import population_runs, positive_integer, positive_number, whole_number, workers
 from zoo.errors import DISK_FULL, one_line
 from zoo.output import lasting_output
 from zoo.signals import Terminated, sigterm_raises
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     _data_dir_argument(generate)
     generate.add_argument(
         "--workers",
-        type=whole_number,
+        type=workers,
         metavar="N",
         help="populations at once; 0: in this process, no Ray; default: one a GPU, or one a core where there is no GPU",
     )
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset")
     build.add_argument(
         "--workers",
-        type=whole_number,
+        type=workers,
         metavar="N",
         help="write so many shards at once (four at most) in processes of Ray; default: in threads of this one",
     )
@@ -160,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _config_arguments(bench)
     _engine_argument(bench, "auto")
-    bench.add_argument("--runs", type=positive_integer, metavar="N", help="runs of the measured population")
+    bench.add_argument("--runs", type=population_runs, metavar="N", help="runs of the measured population")
     bench.add_argument(
         "--seconds", type=positive_number, default=5.0, metavar="S", help="how long to measure; default: 5"
     )

@@ -189,30 +189,32 @@ class Checkpoints:
         return Checkpoints(self.zoo, self.task, metadata, self._specs)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Checkpoints":
-        """Choose by position.
+        """Choose by position, from 0; a mask is no list of positions.
 
         Raises:
-            DatasetError: a position that the selection does not have.
+            DatasetError: there is no checkpoint at a position.
         """
-        positions = pa.array(rows, pa.int64())
-        if len(positions) and not 0 <= pc.min(positions).as_py() <= pc.max(positions).as_py() < len(self):
-            found = pc.min_max(positions).as_py()
-            raise DatasetError(
-                f"rows: found {found['min']} to {found['max']}, expected positions from 0 to {len(self) - 1}"
-            )
-        return self._part(self.metadata.take(positions))
+        positions = np.asarray(rows)
+        wrong = positions
+        if positions.dtype.kind in "iu":
+            wrong = positions[(positions < 0) | (positions >= len(self))]
+        if len(wrong):
+            raise DatasetError(f"rows: found {wrong[0]}, expected whole numbers from 0, below {len(self)}")
+        return self._part(self.metadata.take(pa.array(positions, pa.int64())))
 
     def hold_out(self, **values: Any) -> tuple["Checkpoints", "Checkpoints"]:
         """Split by hyperparameters: (the rest, those with all of `values`), for example optimizer="rmsprop".
 
         Raises:
-            DatasetError: no values, an unknown column, or a value that no checkpoint has, where a text column has few.
+            DatasetError: an unknown column, or no checkpoint has all of `values`.
         """
         filters = [(name, "==", value) for name, value in values.items()]
         condition = expression(filters, self.metadata.schema)
         require_known_values(filters, self.metadata)
         numbered = self.metadata.append_column("number", pa.array(np.arange(len(self))))
         held_out = numbered.filter(condition)["number"].to_numpy()
+        if not len(held_out):
+            raise DatasetError(f"hold_out: found no checkpoint that has all of {values}, expected at least one")
         return self.take(np.setdiff1d(np.arange(len(self)), held_out)), self.take(held_out)
 
     def tensors(self) -> dict[str, Tensor]:
