@@ -210,8 +210,7 @@ def _read_embeddings(stores: Sequence[Store]) -> dict[str, bytes]:
     """Return name -> content of the frozen embeddings and vocabularies; sweeps of the same data have the same."""
     found: dict[str, bytes] = {}
     for store in stores:
-        plan = store.plans()[0]
-        if plan.task == "ag_news" and plan.origin == "generated":
+        if store.plans()[0].has_embedding:
             found |= read_embedding_files(store.storage)
     return found
 

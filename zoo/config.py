@@ -138,7 +138,6 @@ class SweepConfig:
             _require("save_epochs", label, fits, f'epochs from 0 to epochs ({self.epochs}), or "best"')
         if len(set(self.save_epochs)) < len(self.save_epochs):
             raise ConfigError(f"save_epochs: found {shown(repr(list(self.save_epochs)))}, expected no epoch twice")
-
         runs = sum(block.size for block in self.grid)
         if runs > MOST_RUNS:
             raise ConfigError(f"grid: found {runs} runs, expected at most {MOST_RUNS}; shorten its lists or split it")

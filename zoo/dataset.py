@@ -21,7 +21,7 @@ from generators.tasks.texts import encode, tokenize
 from zoo.data_record import Embedding, parse_embedding, published_names
 from zoo.errors import DatasetError
 from zoo.filters import Filters, expression, one_of, require_known_values
-from zoo.hub_folder import PROVENANCE
+from zoo.hub_folder import CARD, PROVENANCE
 from zoo.metadata import card_files, read_provenance
 from zoo.reading import Source, open_source
 from zoo.schema import index_fault, index_schema, tensor_values, tensors_fault
@@ -59,7 +59,7 @@ class Zoo:
         self._files = card_files(source)
         if INDEX not in self._files or not self.tasks:
             raise DatasetError(
-                f"{source.name}: README.md: found no {'tasks' if INDEX in self._files else 'index'} among its configs, "
+                f"{source.name}: {CARD}: found no {'tasks' if INDEX in self._files else 'index'} among its configs, "
                 f"expected a dataset of `zoo build`"
             )
 

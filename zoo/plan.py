@@ -70,6 +70,11 @@ class Plan:
     def data_digest(self) -> str:
         return self.populations[0].runs[0].data_digest
 
+    @property
+    def has_embedding(self) -> bool:
+        """Whether its models share a frozen embedding, which the sweep keeps; imported ones come without theirs."""
+        return self.task == "ag_news" and self.origin == "generated"
+
     def checkpoint_bytes(self) -> int:
         """Bytes of weights that the finished sweep holds, if no run diverges."""
         return len(self.runs) * len(self.labels) * parameter_count(self.task) * BYTES_PER_WEIGHT

@@ -228,7 +228,7 @@ def _import_population(
             stacked = torch.stack(list(weights.values()))
             kept_ids = [run_ids[run] for run in weights]
             write(checkpoint_file(label), checkpoint_bytes(population.runs[0].task, label, kept_ids, epochs, stacked))
-    write(METRICS_FILE, _metrics(population.runs, by_run))
+    write(METRICS_FILE, _metrics(run_ids, by_run))
     if findings:
         write(FINDINGS_FILE, json.dumps([dataclasses.asdict(finding) for finding in findings]).encode())
     diverged = {finding.name for finding in findings if finding.kind == NON_FINITE}
@@ -258,16 +258,16 @@ def _read_finite(archive: ReleaseArchive, checkpoint: ReleasedCheckpoint, findin
     return None
 
 
-def _metrics(runs: Sequence[Hyperparameters], by_run: Released) -> bytes:
+def _metrics(run_ids: dict[Hyperparameters, str], by_run: Released) -> bytes:
     """Return metrics as a worker writes them: NaN where the release says nothing, the accuracy of "best" apart."""
     unknown, accuracies, best = [], [], []
-    for run in runs:
+    for run in run_ids:
         by_label = {label: checkpoint.accuracy for label, checkpoint in by_run[run].items()}
         best.append(by_label.pop("best", None))
         accuracies.append([by_label.get(str(epoch), math.nan) for epoch in range(run.epochs + 1)])
         unknown.append([math.nan] * (run.epochs + 1))
     metrics = {name: accuracies if name == "test_accuracy" else unknown for name in METRICS}
-    return metrics_bytes([run.run_id for run in runs], metrics, best)
+    return metrics_bytes(list(run_ids.values()), metrics, best)
 
 
 def _make_report(

@@ -93,10 +93,9 @@ def repair_sweep(
             states.append(problem.name)
         elif problem.name != "commits":  # an unfinished sweep is not damaged
             beyond.append(str(problem))
+    # Without a plan, anything looks left over.
     known = not any(problem.name.startswith("plans") for problem in problems)
-    found = (
-        find_orphans(store, set(damaged), orphan_seconds) if known else []
-    )  # without a plan, anything looks left over
+    found = find_orphans(store, set(damaged), orphan_seconds) if known else []
     command = command_of(store.plans()[0]) if damaged else ""  # damage is only found where plans can be read
     if apply:
         for population in damaged:

@@ -127,8 +127,9 @@ def _generate(
         )
         if todo and address is None and not cluster.on_gpu and not stop.requested:
             # An engine that is not available is so for every population: refused here, before any is set aside for it.
-            make_engine(config.engine, data)
-            if progress:
+            if not progress:
+                make_engine(config.engine, data)
+            else:
                 rate, seconds = first_estimate(todo, data, config.engine, cluster.slots)
                 print(f"about {duration(seconds)} at {rate:.0f} run-steps/s, as measured for a second", file=sys.stderr)
         started = time.monotonic()

@@ -71,7 +71,7 @@ def verify_dataset(folder: Path | str) -> list[str]:
         return [*problems, f"{INDEX}: {fault}"]
     problems += _check_index(index, plans, set(named))
     for plan in plans:
-        if plan.task == "ag_news" and plan.origin == "generated":
+        if plan.has_embedding:
             problems += _check_embedding(folder, plan)
     with ThreadPoolExecutor(available_cores()) as pool:
         checks = [pool.submit(check_shard, folder, path, *place, index) for path, place in sorted(shards.items())]

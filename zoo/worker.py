@@ -1,5 +1,6 @@
 """One population from start to seal: skip what is sealed, resume what was begun, train, write, seal. Knows no Ray."""
 
+import itertools
 import json
 import logging
 import time
@@ -125,6 +126,7 @@ def _write_results(
     started: float,
 ) -> Commit:
     """Write checkpoints and metrics; return the commit that will seal them."""
+    task, run_ids = population.runs[0].task, [run.run_id for run in population.runs]
     records: dict[str, FileRecord] = {}
     present: dict[str, torch.Tensor] = {}
     for label in labels:
@@ -135,16 +137,16 @@ def _write_results(
             kept &= epochs > 0
         present[label] = kept
         if kept.any():
-            run_ids = [run.run_id for run, keep in zip(population.runs, kept.tolist(), strict=True) if keep]
-            content = checkpoint_bytes(population.runs[0].task, label, run_ids, epochs[kept].tolist(), weights[kept])
+            kept_ids = list(itertools.compress(run_ids, kept.tolist()))
+            content = checkpoint_bytes(task, label, kept_ids, epochs[kept].tolist(), weights[kept])
             records[checkpoint_file(label)] = store.write(population.id, attempt, checkpoint_file(label), content)
     metrics = {name: values.tolist() for name, values in state.metrics.items()}
-    content = metrics_bytes([run.run_id for run in population.runs], metrics)
+    content = metrics_bytes(run_ids, metrics)
     records[METRICS_FILE] = store.write(population.id, attempt, METRICS_FILE, content)
     runs = {}
-    for index, run in enumerate(population.runs):
+    for index, run_id in enumerate(run_ids):
         diverged = int(state.diverged_epoch[index])
-        runs[run.run_id] = RunRecord(
+        runs[run_id] = RunRecord(
             status="diverged" if diverged >= 0 else "finished",
             diverged_epoch=diverged if diverged >= 0 else None,
             labels=[label for label in labels if present[label][index]],
