@@ -1,7 +1,6 @@
 """Signs of life: what a working attempt leaves behind after every epoch, for `zoo status` and for other drivers."""
 
 import json
-import math
 import os
 import socket
 import time
@@ -12,9 +11,10 @@ STALE_SECONDS = 300.0
 EPOCHS_OF_SILENCE = 3
 FIRST_EPOCH_SECONDS = 1800.0
 """The same before the attempt has finished an epoch, when its pace is not known."""
-
-MOST_PID = 2**31 - 1
-"""The system takes no higher number; 0 and negative ones would stand for groups of processes."""
+MOST_COUNT = 2**31 - 1
+"""The system takes no higher number of a process; 0 and negative ones would stand for groups of processes."""
+MOST_TIME = 2**40
+"""In Unix seconds; what computes a pace from times must not overflow."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ class Sign:
             sign = cls(**json.loads(content))
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
-        numbers = (sign.epoch, sign.time, sign.first_epoch, sign.started)
-        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-            raise ValueError("found a time or an epoch that is no number")
-        if not isinstance(sign.host, str) or type(sign.pid) is not int or not 1 <= sign.pid <= MOST_PID:
-            raise ValueError("found a host or a process that is none")
+        counts = (sign.epoch, sign.first_epoch, sign.pid)
+        if not all(type(count) is int and 0 <= count <= MOST_COUNT for count in counts) or sign.pid == 0:
+            raise ValueError("found an epoch or a process that is none")
+        if not all(type(moment) in (int, float) and 1 <= moment <= MOST_TIME for moment in (sign.time, sign.started)):
+            raise ValueError("found a time that is none")
+        if not isinstance(sign.host, str):
+            raise ValueError("found a host that is no name")
         return sign
 
     def age(self) -> float:

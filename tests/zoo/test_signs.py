@@ -25,6 +25,15 @@ from zoo.store import Store
         {"pid": "1"},
         {"pid": True},
         {"more": 1},
+        {"time": 10**400},
+        {"time": True},
+        {"time": -1.0},
+        {"started": 1e-320},
+        {"epoch": 10**400},
+        {"epoch": 2.5},
+        {"epoch": True},
+        {"epoch": -1},
+        {"first_epoch": {}},
     ],
 )
 def test_a_sign_of_other_types_is_none(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
